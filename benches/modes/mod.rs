@@ -1,0 +1,8 @@
+//! What is measured.
+
+pub(crate) mod acts;
+pub(crate) mod guard;
+pub(crate) mod leases;
+pub(crate) mod locks;
+pub(crate) mod takeover;
+pub(crate) mod threads;

@@ -1,0 +1,199 @@
+//! How a library session is made: from a URL, or by a connection manager that was given.
+//!
+//! Invariant: a URL is parsed before anything is sent, and its password leaves this file in no
+//! error, log entry or `Debug`: what a client library says about a failed connection is passed on
+//! with the password struck out.
+//!
+//! Each engine's file says what is its own in this; an engine that is not built in refuses.
+#![allow(
+    clippy::duplicate_mod,
+    reason = "an engine that is not built in has its file from another"
+)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use diesel::connection::Connection;
+use diesel::result::{ConnectionError, ConnectionResult};
+use percent_encoding::percent_decode_str;
+use r2d2::ManageConnection;
+
+use crate::error::Error;
+use crate::protocol::{LeaseConnection, Limits, Session};
+
+#[cfg_attr(not(feature = "mysql"), path = "connect/not_built.rs")]
+mod mysql;
+#[cfg_attr(not(feature = "postgres"), path = "connect/not_built.rs")]
+mod postgres;
+#[cfg_attr(not(feature = "sqlite"), path = "connect/not_built.rs")]
+mod sqlite;
+
+pub(crate) use postgres::url as postgres_url;
+pub(crate) use sqlite::path as sqlite_path;
+
+/// How long a statement of the library waits for a lock, on engines that lock rows. Short, so that a
+/// renewal behind somebody's lock is tried often within its deadline, and a claim that meets a fence
+/// says "held" soon.
+pub(crate) const LOCK: Duration = Duration::from_secs(1);
+
+/// Makes sessions. Clones make the same.
+#[derive(Clone)]
+pub(crate) struct Connector {
+    connect: Connect,
+    limits: Limits,
+    /// Found out when a session is made: see [`Fencing`](crate::protocol::Fencing).
+    has_snapshot_isolation: Arc<AtomicBool>,
+}
+
+impl Connector {
+    /// From a database URL, or the path of a SQLite file.
+    pub(crate) fn from_url(url: &str, attempt: Duration) -> Result<Connector, Error> {
+        let connect = match url.split_once("://") {
+            Some(("postgres" | "postgresql", _)) => postgres::connect(url, attempt)?,
+            Some(("mysql", _)) => mysql::connect(url, attempt)?,
+            Some(("sqlite", path)) => sqlite::connect(path, attempt)?,
+            Some(_) => return Err(refused("the scheme is none of postgres, mysql and sqlite")),
+            None => sqlite::connect(url, attempt)?,
+        };
+        Ok(Connector::new(connect, attempt))
+    }
+
+    pub(crate) fn from_manager<M>(manager: M, attempt: Duration) -> Connector
+    where
+        M: ManageConnection,
+        M::Connection: LeaseConnection,
+    {
+        let connect = move || match manager.connect() {
+            Ok(connection) => Ok(Box::new(connection) as Box<dyn Session>),
+            Err(error) => Err(ConnectionError::BadConnection(without_url(
+                &error.to_string(),
+            ))),
+        };
+        Connector::new(Arc::new(connect), attempt)
+    }
+
+    pub(super) fn new(connect: Connect, attempt: Duration) -> Connector {
+        let limits = Limits {
+            lock: LOCK.min(attempt),
+            statement: attempt,
+        };
+        Connector {
+            connect,
+            limits,
+            has_snapshot_isolation: Arc::default(),
+        }
+    }
+
+    /// A session whose settings are set.
+    pub(super) fn connect(&self) -> ConnectionResult<Box<dyn Session>> {
+        let mut session = (self.connect)()?;
+        let has_snapshot_isolation = session
+            .prepare(self.limits)
+            .map_err(ConnectionError::CouldntSetupConfiguration)?;
+        self.has_snapshot_isolation
+            .store(has_snapshot_isolation, Ordering::Relaxed);
+        Ok(session)
+    }
+
+    pub(super) fn has_snapshot_isolation(&self) -> bool {
+        self.has_snapshot_isolation.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector")
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+type Connect = Arc<dyn Fn() -> ConnectionResult<Box<dyn Session>> + Send + Sync>;
+
+fn refused(why: &str) -> Error {
+    Error::Connect(ConnectionError::InvalidConnectionUrl(why.to_owned()))
+}
+
+fn establish<C: Connection + Session + 'static>(url: String) -> Connect {
+    let secrets = secrets(&url);
+    Arc::new(move || match C::establish(&url) {
+        Ok(connection) => Ok(Box::new(connection) as Box<dyn Session>),
+        Err(error) => Err(without(&secrets, error)),
+    })
+}
+
+/// What must not be shown of a URL: its passwords, as they are written and as they are meant.
+pub(crate) fn secrets(url: &str) -> Vec<String> {
+    let Some((_, rest)) = url.split_once("://") else {
+        return Vec::new();
+    };
+    let (before_query, query) = rest.split_once('?').unwrap_or((rest, ""));
+    // A password may hold an unescaped `@`, `/` or `?`: the last `@` ends it.
+    let password = |part: &str| {
+        let (user_info, _) = part.rsplit_once('@')?;
+        Some(user_info.split_once(':')?.1.to_owned())
+    };
+    let in_authority = if before_query.contains('@') {
+        password(before_query)
+    } else {
+        password(rest).filter(|found| !is_port(found))
+    };
+    let in_query = query.split('&').filter_map(|pair| {
+        let (key, value) = pair.split_once('=')?;
+        let key = percent_decode_str(key).decode_utf8_lossy();
+        matches!(&*key, "password" | "sslpassword").then(|| value.to_owned())
+    });
+    let mut secrets = Vec::new();
+    for written in in_authority.into_iter().chain(in_query) {
+        let meant = percent_decode_str(&written)
+            .decode_utf8_lossy()
+            .into_owned();
+        // Where it is not escaped, a client library takes a part of it for the host and so on.
+        let parts = written.split(DELIMITERS).filter(|part| part.len() > 2);
+        secrets.extend(parts.map(str::to_owned));
+        secrets.extend([written, meant]);
+    }
+    secrets.retain(|secret| !secret.is_empty());
+    secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    secrets
+}
+
+const DELIMITERS: [char; 9] = ['@', ':', '/', '?', '#', '[', ']', '&', '='];
+
+/// Whether what follows a colon begins with a port, so that there is no user.
+fn is_port(text: &str) -> bool {
+    let port = text.split(['/', '?']).next().unwrap_or_default();
+    port.chars().all(|c| c.is_ascii_digit())
+}
+
+/// A manager's error may repeat its URL.
+fn without_url(text: &str) -> String {
+    match text.split_once("://") {
+        Some((before, url)) => {
+            let after = url.rsplit_once('@').map_or("", |(_, after)| after);
+            format!("{before}://***@{after}")
+        }
+        None => text.to_owned(),
+    }
+}
+
+pub(crate) fn without(secrets: &[String], error: ConnectionError) -> ConnectionError {
+    let text = |text: String| {
+        secrets
+            .iter()
+            .fold(text, |text, secret| text.replace(secret, "***"))
+    };
+    match error {
+        ConnectionError::BadConnection(why) => ConnectionError::BadConnection(text(why)),
+        ConnectionError::InvalidConnectionUrl(why) => {
+            ConnectionError::InvalidConnectionUrl(text(why))
+        }
+        // It names the byte of the URL and no text of it, but its `Debug` prints the whole.
+        ConnectionError::InvalidCString(_) => {
+            ConnectionError::InvalidConnectionUrl("the URL has a NUL byte".to_owned())
+        }
+        other => other,
+    }
+}
