@@ -108,7 +108,7 @@ impl Lease {
     /// [`Error::Lost`] when it is not this holder's any more, expired unclaimed, or its local
     /// deadline passed meanwhile. Any other error is no loss: it can be tried again.
     pub fn renew(&self) -> Result<(), Error> {
-        self.tenure.renew(&[])
+        self.tenure.renew()
     }
 
     /// Asks the database whether it is still held. See [`Tenure::verify`].

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use crate::clock::Moment;
 use crate::error::{Error, chain};
 use crate::loss::{LossCause, Signal, StopToken, is_disconnected, wait};
+use crate::store::renewals::Held;
 use crate::tenure::Tenure;
 
 /// Enough for a logger that formats.
@@ -44,6 +45,7 @@ impl Renewal {
             tenure: tenure.clone(),
             control: control.receiver().clone(),
             runs: Arc::clone(&runs),
+            _held: Held::new(tenure.store()),
         };
         tenure
             .store()
@@ -98,6 +100,7 @@ struct Keeper {
     tenure: Tenure,
     control: Receiver<Infallible>,
     runs: Arc<Runs>,
+    _held: Held,
 }
 
 impl Keeper {
@@ -147,7 +150,7 @@ impl Keeper {
                 wait(clock, wake, &signals);
                 continue;
             }
-            match tenure.renew(&signals) {
+            match tenure.renew_among_others(&signals) {
                 Ok(()) => {
                     log::trace!(lease = tenure.name(), term = tenure.term(), instance = store.instance(); "lease renewed");
                 }

@@ -211,13 +211,26 @@ impl Tenure {
         }
     }
 
-    /// Renews once, bounded by the deadline, unless one of `cancel` disconnects first.
-    pub(crate) fn renew(&self, cancel: &[&Receiver<Infallible>]) -> Result<(), Error> {
+    /// Renews once, bounded by the deadline.
+    pub(crate) fn renew(&self) -> Result<(), Error> {
+        self.renew_by(|start, deadline| self.0.store.renew(self, start, deadline, &[]))
+    }
+
+    /// The same, perhaps with other leases in one statement, unless one of `cancel` disconnects first.
+    pub(crate) fn renew_among_others(&self, cancel: &[&Receiver<Infallible>]) -> Result<(), Error> {
+        let store = &self.0.store;
+        self.renew_by(|start, deadline| store.renew_among_others(self, start, deadline, cancel))
+    }
+
+    fn renew_by(
+        &self,
+        renew: impl FnOnce(Moment, Moment) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
         let start = self.0.store.clock().now();
         let deadline = self.look().map_err(|cause| self.lost(cause))?;
         // Before the send: whoever finds the deadline passed may be faster than this thread.
         let was_failing = self.0.failing.swap(true, Ordering::Relaxed);
-        match self.0.store.renew(self, start, deadline, cancel) {
+        match renew(start, deadline) {
             Ok(true) => self.extend(start),
             Ok(false) => Err(self.gone().into()),
             Err(Error::Stopped) => {

@@ -188,6 +188,10 @@ pub(crate) trait Session: Send {
     /// Whether the lease was still held, and now is for another lease duration.
     fn renew(&mut self, key: Key<'_>, lease_ms: i64) -> QueryResult<bool>;
 
+    /// The names of those that were still held and now are for another lease duration. Rows that
+    /// somebody has locked are left out, not waited for.
+    fn renew_all(&mut self, keys: &[Key<'_>], lease_ms: i64) -> QueryResult<Vec<String>>;
+
     /// Whether the lease is still held.
     fn verify(&mut self, key: Key<'_>) -> QueryResult<bool>;
 
@@ -198,6 +202,9 @@ pub(crate) trait Session: Send {
     fn force_release(&mut self, name: &str) -> QueryResult<bool>;
 
     fn read(&mut self, name: &str) -> QueryResult<Option<Row>>;
+
+    /// The names of those that are still held.
+    fn verify_all(&mut self, keys: &[Key<'_>]) -> QueryResult<Vec<String>>;
 
     /// Every row, by name.
     fn list(&mut self) -> QueryResult<Vec<Row>>;
@@ -251,6 +258,8 @@ pub(crate) struct Claim;
 #[derive(Debug, QueryId)]
 pub(crate) struct Renew;
 #[derive(Debug, QueryId)]
+pub(crate) struct RenewAll;
+#[derive(Debug, QueryId)]
 pub(crate) struct Release;
 #[derive(Debug, QueryId)]
 pub(crate) struct ForceRelease;
@@ -279,6 +288,13 @@ macro_rules! common_questions {
 
         fn verify(&mut self, key: Key<'_>) -> QueryResult<bool> {
             <Self as Connection>::Backend::verify(self, key)
+        }
+
+        fn verify_all(&mut self, keys: &[Key<'_>]) -> QueryResult<Vec<String>> {
+            leases::table
+                .select(leases::name)
+                .filter(statements::any_held_live(keys))
+                .load(self)
         }
 
         fn release(&mut self, key: Key<'_>) -> QueryResult<bool> {

@@ -147,6 +147,25 @@ impl Engine for Mysql {
     }
 }
 
+/// `UPDATE diesel_leases` over those of `names` that nobody has locked. As that query is `DISTINCT`, it is
+/// run by itself and not merged into the update, which would wait for a lock after all
+/// ([derived tables]); and it comes first, since an update that went through the whole table would too.
+///
+/// [derived tables]: https://dev.mysql.com/doc/refman/9.4/en/derived-table-optimization.html
+struct UpdateUnlocked<Names>(Names);
+
+impl<Names: QueryFragment<Mysql>> QueryFragment<Mysql> for UpdateUnlocked<Names> {
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Mysql>) -> QueryResult<()> {
+        out.push_sql("UPDATE (");
+        self.0.walk_ast(out.reborrow())?;
+        out.push_sql(
+            " FOR UPDATE SKIP LOCKED) AS `unlocked`
+            STRAIGHT_JOIN `diesel_leases` FORCE INDEX (PRIMARY) USING (`name`) SET ",
+        );
+        Ok(())
+    }
+}
+
 /// A read for which the snapshot's isolation is off
 /// ([SET STATEMENT](https://mariadb.com/kb/en/set-statement/)).
 #[derive(QueryId)]
@@ -204,6 +223,27 @@ impl Session for MysqlConnection {
         Write::upsert(super::Claim, first, next, End).execute(self)?;
         let row = self.read(name)?;
         Ok(row.filter(|row| row.holder == *holder).map(|row| row.term))
+    }
+
+    /// An update says neither which rows it has changed nor passes over those that are locked. So the
+    /// new end is read from the clock beforehand, by which the rows that got it are found, and the
+    /// update goes over a list of unlocked rows.
+    fn renew_all(&mut self, keys: &[Key<'_>], lease_ms: i64) -> QueryResult<Vec<String>> {
+        let end = diesel::select(Now + lease_ms).get_result::<i64>(self)?;
+        let unlocked = leases::table
+            .select(leases::name)
+            .filter(statements::any_held_live(keys))
+            .distinct();
+        let start = UpdateUnlocked(unlocked);
+        let extended = leases::expires_at_ms.eq(end);
+        let renewed = Write::of(super::RenewAll, start, extended, End).execute(self)?;
+        if renewed == keys.len() {
+            return Ok(keys.iter().map(|key| key.name.to_owned()).collect());
+        }
+        leases::table
+            .select(leases::name)
+            .filter(statements::any_held(keys).and(leases::expires_at_ms.ge(end)))
+            .load(self)
     }
 
     /// `SKIP LOCKED` is MySQL 8's and MariaDB 10.6's.

@@ -18,7 +18,7 @@ use diesel::query_builder::{AstPass, QueryFragment};
 use diesel::sql_types::{Bool, Text};
 use diesel_migrations::MigrationHarness;
 
-use super::statements::{self, Now, OrUpdate, WhereReturningTerm, Write};
+use super::statements::{self, Now, OrUpdate, Update, WhereReturning, Write};
 use super::{
     Engine, Fencing, Key, LeaseConnection, Limits, NewClaim, Row, Session, Verdict, checks,
     common_engine, common_questions,
@@ -130,6 +130,19 @@ impl Engine for Pg {
     }
 }
 
+/// `name IN (names)`
+struct NameIn<Names>(Names);
+
+impl<Names: QueryFragment<Pg>> QueryFragment<Pg> for NameIn<Names> {
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        out.push_identifier("name")?;
+        out.push_sql(" IN (");
+        self.0.walk_ast(out.reborrow())?;
+        out.push_sql(")");
+        Ok(())
+    }
+}
+
 diesel::define_sql_function! {
     fn set_config(name: Text, value: Text, is_local: Bool) -> Text;
 }
@@ -160,11 +173,28 @@ impl Session for PgConnection {
         } = claim;
         let first = statements::first(name, holder, instance, *lease_ms);
         let next = statements::next(holder, instance, *lease_ms);
-        let only_free = WhereReturningTerm(statements::free());
+        let only_free = WhereReturning(statements::free(), leases::term);
         let first = diesel::insert_into(leases::table).values(first);
         Write::upsert(super::Claim, first, next, only_free)
             .get_result(self)
             .optional()
+    }
+
+    /// A lock that a fence takes is none to a renewal, so a fenced row is not left out.
+    fn renew_all(&mut self, keys: &[Key<'_>], lease_ms: i64) -> QueryResult<Vec<String>> {
+        let unlocked = leases::table
+            .select(leases::name)
+            .filter(statements::any_held_live(keys))
+            .for_no_key_update()
+            .skip_locked();
+        let mine = WhereReturning(NameIn(unlocked), leases::name);
+        Write::of(
+            super::RenewAll,
+            Update,
+            statements::extended(lease_ms),
+            mine,
+        )
+        .get_results(self)
     }
 
     fn is_locked(&mut self, name: &str) -> QueryResult<bool> {

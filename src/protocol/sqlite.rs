@@ -21,7 +21,7 @@ use diesel::sql_types::Text;
 use diesel::sqlite::{Sqlite, SqliteConnection};
 use diesel_migrations::MigrationHarness;
 
-use super::statements::{self, Now, OrUpdate, WhereReturningTerm, Write};
+use super::statements::{self, Now, OrUpdate, Update, WhereReturning, Write};
 use super::{
     Engine, Fencing, Key, LeaseConnection, Limits, NewClaim, Row, Session, Verdict, checks,
     common_engine, common_questions,
@@ -125,11 +125,23 @@ impl Session for SqliteConnection {
         } = claim;
         let first = statements::first(name, holder, instance, *lease_ms);
         let next = statements::next(holder, instance, *lease_ms);
-        let only_free = WhereReturningTerm(statements::free());
+        let only_free = WhereReturning(statements::free(), leases::term);
         let first = diesel::insert_into(leases::table).values(first);
         Write::upsert(super::Claim, first, next, only_free)
             .get_result(self)
             .optional()
+    }
+
+    /// There are no row locks to leave out.
+    fn renew_all(&mut self, keys: &[Key<'_>], lease_ms: i64) -> QueryResult<Vec<String>> {
+        let mine = WhereReturning(statements::any_held_live(keys), leases::name);
+        Write::of(
+            super::RenewAll,
+            Update,
+            statements::extended(lease_ms),
+            mine,
+        )
+        .get_results(self)
     }
 
     /// There are no row locks, and whoever waits for the file is told by the caller's own bound.

@@ -19,6 +19,7 @@ use diesel::prelude::*;
 use diesel::query_builder::{AsChangeset, AstPass, Query, QueryFragment, QueryId};
 use diesel::sql_types::{BigInt, Text};
 
+use super::Key;
 use crate::schema::diesel_leases as leases;
 
 /// The database's clock: whole milliseconds since 1970, in UTC.
@@ -93,6 +94,22 @@ pub(crate) fn held_live<'a>(name: &'a str, holder: &'a str, term: i64) -> _ {
         .and(leases::holder.eq(holder))
         .and(leases::term.eq(term))
         .and(live())
+}
+
+/// Any of them: a holder is of one name, so no name can be matched with the holder of another.
+#[auto_type]
+pub(crate) fn any_held<'a>(keys: &'a [Key<'a>]) -> _ {
+    let names: Vec<&'a str> = keys.iter().map(|key| key.name).collect();
+    let holders: Vec<&'a str> = keys.iter().map(|key| key.holder).collect();
+    leases::name
+        .eq_any(names)
+        .and(leases::holder.eq_any(holders))
+}
+
+#[auto_type]
+pub(crate) fn any_held_live<'a>(keys: &'a [Key<'a>]) -> _ {
+    let any: any_held<'a> = any_held(keys);
+    any.and(live())
 }
 
 #[auto_type]
@@ -288,30 +305,34 @@ pub(crate) struct Write<Id, Start, Changes, End> {
 }
 
 impl<Id, Changes, Filter> Write<Id, Update, Changes, Where<Filter>> {
-    pub(crate) fn update<C>(_: Id, changes: C, filter: Filter) -> Self
+    pub(crate) fn update<C>(id: Id, changes: C, filter: Filter) -> Self
+    where
+        C: AsChangeset<Target = leases::table, Changeset = Changes>,
+    {
+        Write::of(id, Update, changes, Where(filter))
+    }
+}
+
+impl<Id, Start, Changes, End> Write<Id, Start, Changes, End> {
+    pub(crate) fn of<C>(_: Id, start: Start, changes: C, end: End) -> Self
     where
         C: AsChangeset<Target = leases::table, Changeset = Changes>,
     {
         Write {
-            start: Update,
+            start,
             changes: changes.as_changeset(),
-            end: Where(filter),
+            end,
             id: PhantomData,
         }
     }
 }
 
 impl<Id, Values, Changes, End> Write<Id, InsertOr<Values>, Changes, End> {
-    pub(crate) fn upsert<C>(_: Id, values: Values, changes: C, end: End) -> Self
+    pub(crate) fn upsert<C>(id: Id, values: Values, changes: C, end: End) -> Self
     where
         C: AsChangeset<Target = leases::table, Changeset = Changes>,
     {
-        Write {
-            start: InsertOr(values),
-            changes: changes.as_changeset(),
-            end,
-            id: PhantomData,
-        }
+        Write::of(id, InsertOr(values), changes, end)
     }
 }
 
@@ -334,8 +355,10 @@ impl<Id: 'static, Start, Changes, End> QueryId for Write<Id, Start, Changes, End
     const HAS_STATIC_QUERY_ID: bool = true;
 }
 
-impl<Id, Start, Changes, Filter> Query for Write<Id, Start, Changes, WhereReturningTerm<Filter>> {
-    type SqlType = BigInt;
+impl<Id, Start, Changes, Filter, C: Column> Query
+    for Write<Id, Start, Changes, WhereReturning<Filter, C>>
+{
+    type SqlType = C::SqlType;
 }
 
 impl<Conn, Id, Start, Changes, End> RunQueryDsl<Conn> for Write<Id, Start, Changes, End> {}
@@ -384,16 +407,21 @@ impl<DB: Backend, Filter: QueryFragment<DB>> QueryFragment<DB> for Where<Filter>
     }
 }
 
-/// ` WHERE filter RETURNING term`
+/// ` WHERE filter RETURNING column`
 #[derive(Debug)]
-pub(crate) struct WhereReturningTerm<Filter>(pub(crate) Filter);
+pub(crate) struct WhereReturning<Filter, Column>(pub(crate) Filter, pub(crate) Column);
 
-impl<DB: Backend, Filter: QueryFragment<DB>> QueryFragment<DB> for WhereReturningTerm<Filter> {
+impl<DB, Filter, C> QueryFragment<DB> for WhereReturning<Filter, C>
+where
+    DB: Backend,
+    Filter: QueryFragment<DB>,
+    C: Column,
+{
     fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, DB>) -> QueryResult<()> {
         out.push_sql(" WHERE ");
         self.0.walk_ast(out.reborrow())?;
         out.push_sql(" RETURNING ");
-        out.push_identifier("term")
+        out.push_identifier(C::NAME)
     }
 }
 

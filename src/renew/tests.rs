@@ -242,7 +242,7 @@ fn an_attempt_is_bounded_by_what_is_left_and_by_its_own_limit() {
 
     let renewal = background({
         let tenure = tenure.clone();
-        move || tenure.renew(&[])
+        move || tenure.renew()
     });
     left.arrived();
     world.clock.advance(secs(5) - NANO);
@@ -254,7 +254,7 @@ fn an_attempt_is_bounded_by_what_is_left_and_by_its_own_limit() {
     world.clock.advance(secs(2));
     let renewal = background({
         let tenure = tenure.clone();
-        move || tenure.renew(&[])
+        move || tenure.renew()
     });
     limit.arrived();
     world.clock.advance(secs(3) - NANO);
@@ -326,6 +326,7 @@ fn keeper(lease: &Tenure) -> (Signal, Keeper) {
         tenure: lease.clone(),
         control: control.receiver().clone(),
         runs: Arc::default(),
+        _held: Held::new(lease.store()),
     };
     (control, keeper)
 }

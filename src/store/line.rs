@@ -7,7 +7,7 @@
 //! error on a kept session is no answer yet: the question is asked again on a new one, if it is one
 //! that may be asked twice.
 
-use diesel::result::{ConnectionError, QueryResult};
+use diesel::result::{ConnectionError, DatabaseErrorKind, Error as DieselError, QueryResult};
 
 use super::connect::Connector;
 use crate::clock::{Clock, Moment};
@@ -21,6 +21,30 @@ pub(crate) enum Failure {
     TooLate,
     Connect(ConnectionError),
     Database(diesel::result::Error),
+}
+
+impl Failure {
+    /// The same for somebody else. Diesel's errors cannot be cloned; kind and text are kept.
+    pub(crate) fn copy(&self) -> Failure {
+        match self {
+            Failure::SchemaMissing => Failure::SchemaMissing,
+            Failure::Locked => Failure::Locked,
+            Failure::TooLate => Failure::TooLate,
+            Failure::Connect(error) => {
+                Failure::Connect(ConnectionError::BadConnection(error.to_string()))
+            }
+            Failure::Database(error) => {
+                let kind = match error {
+                    DieselError::DatabaseError(kind, _) => *kind,
+                    _ => DatabaseErrorKind::Unknown,
+                };
+                Failure::Database(DieselError::DatabaseError(
+                    kind,
+                    Box::new(error.to_string()),
+                ))
+            }
+        }
+    }
 }
 
 pub(crate) struct Line {

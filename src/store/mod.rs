@@ -32,6 +32,7 @@ pub(crate) mod claim;
 pub(crate) mod connect;
 pub(crate) mod line;
 mod pool;
+pub(crate) mod renewals;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -39,6 +40,7 @@ use claim::{Untaken, What};
 use connect::Connector;
 use line::{Failure, Line};
 use pool::Pool;
+use renewals::Renewals;
 
 /// How long `migrate` may take, waiting for others that do the same included.
 const MIGRATE: Duration = Duration::from_secs(60);
@@ -65,6 +67,7 @@ pub(crate) enum Cancel {
 pub(crate) struct Store {
     pool: Pool,
     connector: Connector,
+    renewals: Renewals,
     /// A session that an earlier commit has locked a row with.
     spare: Mutex<Option<Box<dyn Session>>>,
     clock: Clock,
@@ -93,6 +96,7 @@ impl Store {
         Store {
             pool,
             connector,
+            renewals: Renewals::default(),
             spare: Mutex::new(None),
             clock,
             timings,

@@ -121,14 +121,22 @@ impl Pool {
         cancel: &[&Receiver<Infallible>],
         question: impl FnOnce(&mut Line) -> T + Send + 'static,
     ) -> Result<T, NoAnswer> {
-        let clock = &self.0.clock;
         let (reply, answer) = crossbeam_channel::bounded(1);
         // The reply owns what the question won: nobody there to take it, and it is dropped.
-        let run = Box::new(move |line: &mut Line| drop(reply.send(question(line))));
-        self.0.submit(Job { due, run })?;
+        self.tell_until(due, move |line| drop(reply.send(question(line))))?;
+        self.wait(due, cancel, &answer)
+    }
 
+    /// Waits for what a question sends until the moment `due` or one of `cancel` disconnects.
+    pub(crate) fn wait<T>(
+        &self,
+        due: Moment,
+        cancel: &[&Receiver<Infallible>],
+        answer: &Receiver<T>,
+    ) -> Result<T, NoAnswer> {
+        let clock = &self.0.clock;
         let mut select = Select::new();
-        select.recv(&answer);
+        select.recv(answer);
         for signal in cancel {
             select.recv(signal);
         }
@@ -158,11 +166,17 @@ impl Pool {
         bound: Duration,
         question: impl FnOnce(&mut Line) + Send + 'static,
     ) -> Result<(), NoAnswer> {
-        let due = self.0.clock.now().after(bound);
-        self.0.submit(Job {
-            due,
-            run: Box::new(question),
-        })
+        self.tell_until(self.0.clock.now().after(bound), question)
+    }
+
+    /// Asks, and does not wait. Nobody wants the answer after the moment `due`.
+    pub(crate) fn tell_until(
+        &self,
+        due: Moment,
+        question: impl FnOnce(&mut Line) + Send + 'static,
+    ) -> Result<(), NoAnswer> {
+        let run = Box::new(question);
+        self.0.submit(Job { due, run })
     }
 }
 

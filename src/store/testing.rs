@@ -378,6 +378,26 @@ impl Session for Scripted {
         self.0.yes_or_no(Ask::Renew, key.holder)
     }
 
+    fn renew_all(&mut self, keys: &[Key<'_>], lease_ms: i64) -> QueryResult<Vec<String>> {
+        let mut renewed = Vec::new();
+        for key in keys {
+            if self.renew(*key, lease_ms)? {
+                renewed.push(key.name.to_owned());
+            }
+        }
+        Ok(renewed)
+    }
+
+    fn verify_all(&mut self, keys: &[Key<'_>]) -> QueryResult<Vec<String>> {
+        let mut held = Vec::new();
+        for key in keys {
+            if self.verify(*key)? {
+                held.push(key.name.to_owned());
+            }
+        }
+        Ok(held)
+    }
+
     fn verify(&mut self, key: Key<'_>) -> QueryResult<bool> {
         self.0.yes_or_no(Ask::Verify, key.holder)
     }

@@ -68,7 +68,7 @@ fn whoever_finds_the_loss_ends_it_for_all() {
         |tenure| assert!(matches!(tenure.ending(), Some(Ending::Lost(_)))),
         |tenure| assert!(tenure.sleep(secs(1)).is_err()),
         |tenure| assert!(tenure.verify().is_err()),
-        |tenure| assert!(tenure.renew(&[]).is_err()),
+        |tenure| assert!(tenure.renew().is_err()),
         |tenure| assert!(!tenure.lose(LossCause::Abandoned) || tenure.is_lost()),
     ];
     for finds in finders {
@@ -277,7 +277,7 @@ fn renewals_by_hand_move_the_deadline_by_their_start() {
     let renewal = world.database.hang(Ask::Renew);
     let tenure = lease.tenure();
     world.clock.advance(secs(1));
-    let renew = background(move || tenure.renew(&[]));
+    let renew = background(move || tenure.renew());
     renewal.arrived();
     world.clock.advance(ms(1_500));
     renewal.reply(Reply::Yes);
@@ -295,7 +295,7 @@ fn a_renewal_in_flight_at_the_deadline_makes_it_unreachable() {
     let lease = world.claim("name");
     let renewal = world.database.hang(Ask::Renew);
     let tenure = lease.tenure();
-    let renew = background(move || tenure.renew(&[]).is_err());
+    let renew = background(move || tenure.renew().is_err());
     renewal.arrived();
     world.clock.advance(secs(10));
     assert_eq!(cause(&lease.tenure()), Some(LossCause::Unreachable));

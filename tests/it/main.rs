@@ -21,6 +21,7 @@ mod locks;
 mod loom_model;
 mod network;
 mod protocol;
+mod renewals;
 #[cfg(all(feature = "scheduler", feature = "test-util"))]
 mod scheduler;
 mod schema;
