@@ -22,6 +22,10 @@ pub struct Timings {
     /// into a lease.
     pub renew: Duration,
     /// How long one call waits for the database. Defaults to 5 s.
+    ///
+    /// A row that is locked is waited for a second, or half of this if that is less. MySQL and MariaDB
+    /// know whole seconds only: with 1 s or less a claim that meets a locked row there is `TimedOut`,
+    /// where it is "held" otherwise.
     pub attempt: Duration,
     /// How long after the start of the last renewal that succeeded the holder gives itself up, in
     /// this machine's time. Defaults to 10 s.

@@ -459,7 +459,8 @@ where
 {
     fn setup(&mut self) -> QueryResult<usize> {
         self.admit(true)?;
-        self.inner.setup()
+        let set_up = self.inner.setup();
+        self.noted(set_up)
     }
 }
 

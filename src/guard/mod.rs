@@ -44,10 +44,14 @@
 //! verifies on a session of the library's after such a statement; with [`Tenure::transaction`] on
 //! another connection the verify uses it up.
 //!
-//! A transaction that only reads has nothing to fence. Where the server refuses the fence because of
-//! that, PostgreSQL has ended the transaction by then: it ends as one that was rolled back, which
-//! makes a difference to temporary tables and settings only. Opened by
-//! `GuardedConnection::build_transaction().read_only()` it is left alone.
+//! A transaction that only reads has nothing to fence: one that is read only by the session's default,
+//! or opened by `GuardedConnection::build_transaction().read_only()`. One that makes itself read only
+//! on the way (`SET TRANSACTION READ ONLY`, on PostgreSQL) may have written before, and cannot be fenced
+//! any more: it is rolled back and fails with the server's error, 25006.
+//!
+//! A panic in the work rolls back on the way out, with [`Tenure::transaction`] and on a
+//! `GuardedConnection`. The `transaction` of a pooled connection is Diesel's own, which leaves it open:
+//! nothing of it is committed, and the pool throws the connection away.
 //!
 //! A host that vanishes between the fence and the COMMIT keeps the row locked for one lease duration
 //! on PostgreSQL, where the fence sets the transaction's
@@ -352,7 +356,9 @@ impl Open {
     fn note() -> Open {
         let open = Arc::new(());
         let noted = Arc::downgrade(&open);
-        OPEN.with_borrow_mut(|all| {
+        // Not while the thread's values are being destroyed, when no work of its own runs any more.
+        let _ = OPEN.try_with(|all| {
+            let mut all = all.borrow_mut();
             all.retain(|other| other.strong_count() > 0);
             all.push(noted);
         });
@@ -362,7 +368,9 @@ impl Open {
 
 /// Whether this thread has begun a guarded transaction that is still open.
 pub(crate) fn is_in_transaction() -> bool {
-    OPEN.with_borrow(|all| all.iter().any(|open| open.strong_count() > 0))
+    let is_open = |open: &Weak<()>| open.strong_count() > 0;
+    OPEN.try_with(|all| all.borrow().iter().any(is_open))
+        .unwrap_or(false)
 }
 
 enum NotFenced {
@@ -437,8 +445,12 @@ where
             guarded.fenced = true;
             return Ok(());
         }
-        // A transaction that cannot write has nothing to fence.
-        Err(DieselError::DatabaseError(DatabaseErrorKind::ReadOnlyTransaction, _)) => {
+        // A transaction that cannot write has nothing to fence. But PostgreSQL has aborted it by now, and
+        // it may have written before it was made read only.
+        Err(error @ DieselError::DatabaseError(DatabaseErrorKind::ReadOnlyTransaction, _)) => {
+            if C::Backend::is_read_only(conn).is_err() {
+                return Err(NotFenced::Refused(error));
+            }
             guarded.fenced = true;
             return Ok(());
         }

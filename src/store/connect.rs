@@ -76,7 +76,8 @@ impl Connector {
 
     pub(super) fn new(connect: Connect, attempt: Duration) -> Connector {
         let limits = Limits {
-            lock: LOCK.min(attempt),
+            // Half: what a claim that met a lock does next is within its bound too.
+            lock: LOCK.min(attempt / 2),
             statement: attempt,
         };
         Connector {

@@ -328,3 +328,68 @@ fn the_row_is_free_again_when_a_fenced_transaction_stands_still() {
         assert_eq!(stage.rows(id), 0, "{entrance}");
     }
 }
+
+#[test]
+fn rows_come_back_from_writes_and_one_by_one() {
+    use diesel::pg::PgRowByRowLoadingMode;
+
+    let stage = Stage::new(Engine::Postgres);
+    let mut conn = guarded(&stage);
+    let lease = stage.claim();
+    let tenure = lease.tenure();
+    let _entered = tenure.enter();
+    let ids = [next_id(), next_id()];
+    let done: QueryResult<()> = conn.transaction(|conn| {
+        let rows = ids.map(|id| (work::id.eq(id), work::amount.eq(7)));
+        let inserted = diesel::insert_into(work::table).values(rows.to_vec());
+        let inserted: Vec<i64> = inserted.returning(work::id).get_results(conn)?;
+        assert_eq!(inserted, ids);
+        let changed = diesel::update(work::table.find(ids[0])).set(work::amount.eq(8));
+        assert_eq!(changed.get_result::<(i64, i64)>(conn)?, (ids[0], 8));
+        let taken =
+            diesel::insert_into(work::table).values((work::id.eq(ids[1]), work::amount.eq(0)));
+        let updated = taken
+            .on_conflict(work::id)
+            .do_update()
+            .set(work::amount.eq(work::amount + 1));
+        assert_eq!(updated.returning(work::amount).get_result::<i64>(conn)?, 8);
+        let rows = work::table
+            .filter(work::id.eq_any(ids))
+            .select(work::amount);
+        let rows = rows.load_iter::<i64, PgRowByRowLoadingMode>(conn)?;
+        assert_eq!(rows.collect::<QueryResult<Vec<_>>>()?, [8, 8]);
+        Ok(())
+    });
+    done.unwrap();
+    assert_eq!((stage.rows(ids[0]), stage.rows(ids[1])), (1, 1));
+}
+
+diesel::table! {
+    work (id) {
+        id -> BigInt,
+        amount -> BigInt,
+    }
+}
+
+/// The lock limit leaves it time to see why.
+#[test]
+fn with_a_short_attempt_a_claim_that_meets_a_fence_says_held() {
+    let timings = Timings {
+        attempt: Duration::from_millis(600),
+        ..super::PATIENT
+    };
+    let stage = Stage::with_timings(Engine::Postgres, timings);
+    let lease = stage.claim();
+    let mut fencing = stage.database.connect();
+    stage.database.connect().expire(lease.name());
+    fencing.batch("BEGIN");
+    fencing.one_i64(&format!(
+        "SELECT term FROM diesel_leases WHERE name = '{}' FOR KEY SHARE",
+        lease.name()
+    ));
+    for _ in 0..3 {
+        assert!(stage.rival.try_claim(lease.name()).unwrap().is_none());
+    }
+    fencing.batch("COMMIT");
+    assert!(stage.rival.try_claim(lease.name()).unwrap().is_some());
+}

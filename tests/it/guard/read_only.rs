@@ -1,14 +1,16 @@
 //! A transaction that cannot write has nothing to fence.
 
+use diesel::result::{DatabaseErrorKind, Error as DieselError};
+
 use super::cell::{Cell, each};
 use super::client::{Entrance, Work};
-use super::{LOOK, Stage, assert_lost, insert};
+use super::{LOOK, Stage, assert_lost, assert_no_loss, insert};
 use crate::support::{Engine, engines};
 
 engines! {
     servers:
     fn read_only_by_default_it_commits,
-    fn made_read_only_within_it_commits,
+    fn made_read_only_within_it_is_rolled_back_and_says_so,
     fn what_a_read_only_transaction_may_write_is_kept,
     fn a_known_loss_is_refused_all_the_same,
 }
@@ -41,19 +43,30 @@ fn read_only_by_default_it_commits(engine: Engine) {
     });
 }
 
-/// PostgreSQL can change its mind in the transaction, MySQL and MariaDB only before it.
-fn made_read_only_within_it_commits(engine: Engine) {
+/// PostgreSQL can change its mind in the transaction, MySQL and MariaDB only before it. What was written
+/// before that is never said to be committed when it is not.
+fn made_read_only_within_it_is_rolled_back_and_says_so(engine: Engine) {
     if engine != Engine::Postgres {
         return;
     }
-    each(engine, &Entrance::ALL, |mut cell| {
-        read(&mut cell, &mut |sql| {
-            sql.run("SET TRANSACTION READ ONLY")?;
-            sql.number(LOOK).map(drop)
-        });
+    each(engine, &Entrance::WHOLE, |mut cell| {
+        let lease = cell.stage.claim();
         let id = cell.id;
+        let done = cell.client.transact(&lease.tenure(), &mut |sql| {
+            sql.run(&insert(id))?;
+            sql.run("SET TRANSACTION READ ONLY")
+        });
+        let kind = match assert_no_loss(done, &lease) {
+            DieselError::DatabaseError(kind, _) => kind,
+            error => panic!("{cell}: {error:?}"),
+        };
+        assert!(
+            matches!(kind, DatabaseErrorKind::ReadOnlyTransaction),
+            "{cell}"
+        );
+        assert_eq!(cell.stage.rows(id), 0, "{cell}");
         read(&mut cell, &mut |sql| sql.run(&insert(id)));
-        assert_eq!(cell.stage.rows(id), 1);
+        assert_eq!(cell.stage.rows(id), 1, "{cell}");
     });
 }
 
