@@ -33,6 +33,8 @@ mod try_run;
 support::process::roles! {
     campaign_cluster::stand,
     fork::parent,
+    #[cfg(feature = "guarded-connection")]
+    guard::stopped::write,
     hold::come_and_go,
     hold::stand_still,
     hold::will_not_stop,

@@ -263,7 +263,7 @@ fn columns_hold_what_a_name_may_be(engine: Engine) {
     }
 }
 
-fn embedded(engine: Engine) -> EmbeddedMigrations {
+pub(crate) fn embedded(engine: Engine) -> EmbeddedMigrations {
     match engine {
         #[cfg(feature = "sqlite")]
         Engine::Sqlite => diesel_lease::migrations::SQLITE,

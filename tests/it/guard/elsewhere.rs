@@ -8,6 +8,7 @@ use diesel_lease::{CommitUnknown, Lease, Leases};
 use super::client::{Client, Entrance};
 use super::{PATIENT, Stage, assert_lost, assert_no_loss, insert, leases, make_table, next_id};
 use crate::support::database::Database;
+use crate::support::servers::OwnServer;
 use crate::support::{Engine, LONG, engines, eventually, unique};
 
 engines! {
@@ -19,6 +20,8 @@ engines! {
     fn one_entered_after_the_begin_is_fenced,
     fn of_two_each_is_checked_in_its_own,
     fn a_lock_that_ended_before_the_commit_is_told;
+    servers:
+    fn two_servers_of_one_kind_are_told_apart,
 }
 
 /// Where the leases are for work in a database of `engine`.
@@ -324,4 +327,29 @@ fn a_lock_that_ended_before_the_commit_is_told(engine: Engine) {
             done.unwrap_or_else(|error| panic!("{}: {error:?}", pair.name(entrance)));
         }
     });
+}
+
+/// Even where the database has the same name and a table like it.
+fn two_servers_of_one_kind_are_told_apart(engine: Engine) {
+    let server = OwnServer::take(engine);
+    let stage = Stage::with(Database::on(&server), PATIENT);
+    let work = Database::create(engine);
+    make_table(&work);
+    leases(&work, &PATIENT).migrate().unwrap();
+    for entrance in Entrance::WHOLE {
+        let mut client = super::client::connect(engine, work.url(), entrance);
+        let lease = stage.claim();
+        let (id, lost) = (next_id(), next_id());
+        let done = client.transact(&lease.tenure(), &mut |sql| sql.run(&insert(id)));
+        done.unwrap_or_else(|error| panic!("{entrance}: {error:?}"));
+        let done = client.transact(&lease.tenure(), &mut |sql| {
+            sql.run(&insert(lost))?;
+            let _next = stage.hand_over(lease.name());
+            Ok(())
+        });
+        assert_lost(&done, &lease.tenure());
+        let mut raw = work.connect();
+        assert_eq!(super::rows(&mut raw, id), 1, "{entrance}");
+        assert_eq!(super::rows(&mut raw, lost), 0, "{entrance}");
+    }
 }

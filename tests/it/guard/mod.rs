@@ -21,9 +21,12 @@ mod postgres;
 mod read_only;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+pub(crate) mod stopped;
 mod unknown;
+mod usage;
 #[cfg(feature = "mysql")]
 mod use_database;
+mod vanished;
 
 use std::error::Error;
 use std::sync::atomic::{AtomicI64, Ordering};

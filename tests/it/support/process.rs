@@ -186,15 +186,20 @@ impl Role {
 
     /// Says a line to the parent.
     pub(crate) fn say(&self, line: &str) {
-        let mut stdout = io::stdout().lock();
-        // nobody listens: the parent is gone, and so is this process at once
-        let _ = writeln!(stdout, "{MARK}{line}").and_then(|()| stdout.flush());
+        say(line);
     }
 
     /// The next line that the parent says. Waits for as long as there is a parent.
     pub(crate) fn hear(&self) -> String {
         self.told.lock().recv().expect("a parent")
     }
+}
+
+/// As [`Role::say`], where there is no role at hand.
+pub(crate) fn say(line: &str) {
+    let mut stdout = io::stdout().lock();
+    // nobody listens: the parent is gone, and so is this process at once
+    let _ = writeln!(stdout, "{MARK}{line}").and_then(|()| stdout.flush());
 }
 
 /// The code of a role.

@@ -1,0 +1,87 @@
+//! A host that vanishes between the fence and the COMMIT: for the servers a network on which nothing
+//! moves any more, with no connection closed.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use diesel_lease::{CommitUnknown, Leases, Lost, Timings};
+
+use super::client::{Entrance, connect};
+use super::{Stage, insert, make_table, next_id, rows};
+use crate::hold::SLACK;
+use crate::support::database::Database;
+use crate::support::proxy::Proxy;
+use crate::support::{Engine, LONG, engines, eventually, unique};
+
+engines! {
+    servers:
+    fn it_keeps_the_name_no_longer_than_the_limit,
+}
+
+/// Whole seconds, because MySQL's limit is in such.
+const TIMINGS: Timings = Timings {
+    lease: Duration::from_secs(3),
+    renew: Duration::from_millis(200),
+    attempt: Duration::from_secs(1),
+    deadline: Duration::from_secs(2),
+    grace: Duration::from_secs(1),
+};
+
+/// One lease duration after the fence, and the rest of the lease by then. Where the work's own session
+/// has the row locked on MySQL and MariaDB there is no limit but the server's `wait_timeout`.
+fn it_keeps_the_name_no_longer_than_the_limit(engine: Engine) {
+    if engine == Engine::Postgres {
+        vanish(engine, false);
+    }
+    vanish(engine, true);
+}
+
+fn vanish(engine: Engine, is_work_elsewhere: bool) {
+    let stage = Stage::with_timings(engine, TIMINGS);
+    let elsewhere = is_work_elsewhere.then(|| Database::create(engine));
+    if let Some(work) = &elsewhere {
+        make_table(work);
+    }
+    let work = elsewhere.as_ref().unwrap_or(&stage.database);
+
+    let network = Arc::new(Proxy::to(stage.database.url()));
+    let leases = Leases::builder().timings(TIMINGS);
+    let leases = leases.build(&network.url(stage.database.url())).unwrap();
+    let mut client = connect(engine, &network.url(work.url()), Entrance::Plain);
+    let name = unique("vanished");
+    let held = leases.claim(&name).unwrap().hold().unwrap();
+    let (vanishes, vanished) = channel();
+    let at_commit = Arc::clone(&network);
+    client.before_commit(move || {
+        at_commit.freeze();
+        vanishes.send(()).unwrap();
+    });
+    let (id, next) = (next_id(), next_id());
+    thread::scope(|scope| {
+        let tenure = held.tenure();
+        let host = scope.spawn(move || client.transact(tenure, &mut |sql| sql.run(&insert(id))));
+        vanished.recv_timeout(LONG).unwrap();
+
+        let start = Instant::now();
+        let mut lease = None;
+        eventually(LONG, "the successor's claim", || {
+            lease = stage.rival.try_claim(&name).ok().flatten();
+            lease.is_some()
+        });
+        let (took, lease) = (start.elapsed(), lease.unwrap());
+        assert!(took < 2 * TIMINGS.lease + SLACK, "{took:?}");
+        let mut successor = connect(engine, work.url(), Entrance::Plain);
+        let done = successor.transact(&lease.tenure(), &mut |sql| sql.run(&insert(next)));
+        done.unwrap();
+
+        network.refuse();
+        network.drop_connections();
+        let error = host.join().unwrap().expect_err("it was cut off");
+        let is_told = CommitUnknown::from_diesel(&error).is_some() || Lost::find(&error).is_some();
+        assert!(is_told, "{error:?}");
+    });
+    let mut raw = work.connect();
+    assert_eq!((rows(&mut raw, id), rows(&mut raw, next)), (0, 1));
+}
