@@ -19,8 +19,14 @@ use crate::clock::Clock;
 use crate::protocol::checks;
 use crate::unsupported::Unsupported;
 
-/// The server would end a session that is silent for longer. A year is the most it takes.
-const PREPARE: &str = "SET SESSION wait_timeout = 31536000";
+/// The server would end a session that is silent for longer, and a wait that lasts longer. A year is the
+/// most that it takes. MariaDB's limit and MySQL's have different names, and each server takes the comment
+/// of the other for a comment ([MariaDB], [MySQL]).
+///
+/// [MariaDB]: https://mariadb.com/kb/en/comment-syntax/
+/// [MySQL]: https://dev.mysql.com/doc/refman/9.4/en/comments.html
+const PREPARE: &str = "SET SESSION wait_timeout = 31536000
+    /*M!100100 , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */";
 
 const SESSION: &str =
     "SELECT CONNECTION_ID() AS answer, CONNECTION_ID() AS session, DATABASE() AS db";

@@ -54,6 +54,9 @@ struct Backend {
     pid: i32,
 }
 
+/// In nanoseconds.
+const MILLI: u128 = 1_000_000;
+
 struct Lock {
     conn: PgConnection,
     number: i64,
@@ -96,7 +99,14 @@ impl LockSession for Lock {
         if timeout == Some(Duration::ZERO) {
             return Ok(false);
         }
-        let limit = timeout.map_or(0, |timeout| timeout.as_millis().clamp(1, i32::MAX as u128));
+        // Rounded up: a wait that ends sooner than it was asked to would be an error.
+        let millis = |timeout: Duration| {
+            timeout
+                .as_nanos()
+                .div_ceil(MILLI)
+                .clamp(1, i32::MAX as u128)
+        };
+        let limit = timeout.map_or(0, millis);
         diesel::sql_query(LIMIT_WAIT)
             .bind::<Text, _>(limit.to_string())
             .execute(&mut self.conn)?;

@@ -105,6 +105,10 @@ impl Session {
                 Err(_) => {}
             }
         }
-        .inspect_err(|_| self.is_given_up.store(true, Ordering::Release))
+        .inspect_err(|_| {
+            self.is_given_up.store(true, Ordering::Release);
+            // Where the answer came all the same the thread waits for another call: it looks again.
+            let _ = self.calls.send(Box::new(|_| {}));
+        })
     }
 }

@@ -69,7 +69,8 @@ fn fractions_of_a_second_are_honoured(engine: Engine) {
     let database = Database::create(engine);
     let locks = on(&database);
     let _lock = locks.acquire("k", LONG).expect("free");
-    for timeout in [Duration::from_millis(300), Duration::from_millis(1_300)] {
+    let millis = [0.3, 60.9, 300.0, 1_300.0];
+    for timeout in millis.map(|millis| Duration::from_secs_f64(millis / 1e3)) {
         let start = Instant::now();
         let second = locks.acquire("k", timeout);
         assert!(matches!(second, Err(LockError::Timeout)), "{second:?}");

@@ -16,6 +16,7 @@ engines! {
         fn a_server_that_stands_still_holds_nobody_up,
         fn a_frozen_network_is_a_loss,
         fn a_server_that_ends_idle_sessions_is_kept_busy,
+        fn a_server_that_limits_statements_ends_no_wait,
         fn a_server_that_is_read_only_is_refused,
         fn a_wait_that_is_ended_from_outside_is_no_lock,
         fn a_password_is_in_no_error
@@ -97,6 +98,37 @@ fn a_server_that_ends_idle_sessions_is_kept_busy(engine: Engine) {
     let locks = NamedLocks::connect(database.url()).expect("locks");
     let lock = locks.acquire("k", LONG).expect("free");
     thread::sleep(Duration::from_millis(2_500));
+    lock.release().expect("it was ours");
+}
+
+/// B28.
+fn a_server_that_limits_statements_ends_no_wait(engine: Engine) {
+    let server = OwnServer::take(engine);
+    match engine {
+        Engine::Mariadb => server.configure(
+            "SET GLOBAL max_statement_time = 1",
+            "SET GLOBAL max_statement_time = 0",
+        ),
+        Engine::Mysql => server.configure(
+            "SET GLOBAL max_execution_time = 1000",
+            "SET GLOBAL max_execution_time = 0",
+        ),
+        _ => {}
+    }
+    let database = Database::on(&server);
+    if engine == Engine::Postgres {
+        database.admin().batch(&format!(
+            "ALTER DATABASE {} SET statement_timeout = '1s'",
+            database.name()
+        ));
+    }
+    let locks = NamedLocks::connect(database.url()).expect("locks");
+    let lock = locks.acquire("k", LONG).expect("free");
+    let timeout = Duration::from_secs(3);
+    let start = Instant::now();
+    let second = locks.acquire("k", timeout);
+    assert!(matches!(second, Err(LockError::Timeout)), "{second:?}");
+    assert!(start.elapsed() >= timeout);
     lock.release().expect("it was ours");
 }
 
