@@ -48,6 +48,8 @@ fn note_places() {
 /// Runs `work`, and catches its panic.
 pub(crate) fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Panicked> {
     note_places();
+    // That of an earlier panic, which somebody else has caught.
+    PLACE.take();
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let message = payload
             .downcast_ref::<&str>()

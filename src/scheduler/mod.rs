@@ -164,8 +164,8 @@ impl Scheduler {
         self
     }
 
-    /// How often rounds that were cut short are looked for, and up to a second more at random: one
-    /// statement for all jobs. Defaults to 15 s.
+    /// How often rounds that were cut short are looked for, and up to a fifteenth more at random:
+    /// one statement for all jobs. Defaults to 15 s.
     pub fn sweep_every(mut self, interval: Duration) -> Scheduler {
         self.sweep_every = interval;
         self

@@ -13,6 +13,10 @@ use crate::name::random_fraction;
 /// How often overruns are looked for.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// A look for rounds cut short comes late by up to this part of the time between two, so that replicas
+/// that were started together do not look together.
+const JITTER: u32 = 15;
+
 pub(super) struct Sweep {
     leases: Leases,
     every: Duration,
@@ -47,7 +51,7 @@ impl Sweep {
     }
 
     fn next(&self) -> Moment {
-        let jitter = Duration::from_secs(1).mul_f64(random_fraction());
+        let jitter = (self.every / JITTER).mul_f64(random_fraction());
         self.leases
             .store()
             .clock()

@@ -943,8 +943,7 @@ fn waiting_candidate_reads_once_in_a_poll_and_writes_nothing(engine: Engine) {
         .into_iter()
         .filter(|sent| sent.contains("diesel_leases"))
         .collect();
-    // A poll is cut short by up to a quarter of it.
-    let most = start.elapsed().as_millis() / (POLL * 3 / 4).as_millis() + 1;
+    let most = start.elapsed().as_millis() / POLL.as_millis() + 1;
     assert!(
         !sent.is_empty() && sent.len() as u128 <= most,
         "{}",
