@@ -13,7 +13,7 @@ mod modes;
 mod support;
 
 const USAGE: &str = "usage: cargo bench --all-features -- [MODE...] [--quick] [--engine NAME...]
-modes: acts (default), guard (default), threads (default), locks, takeover, leases (needs DIESEL_LEASE_PG_URL)
+modes: acts (default), guard (default), threads (default), locks, takeover, leases
 engines: sqlite, postgres, mariadb, mysql; without --engine those whose URL is in the environment:
   DIESEL_LEASE_PG_URL, DIESEL_LEASE_MARIADB_URL, DIESEL_LEASE_MYSQL_URL";
 
@@ -23,20 +23,20 @@ struct Effort {
     runs: usize,
     rounds: usize,
     seconds: u64,
-    leases: usize,
+    leases: &'static [usize],
 }
 
 const FULL: Effort = Effort {
     runs: 15,
     rounds: 500,
     seconds: 60,
-    leases: 1_000,
+    leases: &[10, 100, 1_000, 10_000],
 };
 const QUICK: Effort = Effort {
     runs: 3,
     rounds: 100,
     seconds: 5,
-    leases: 100,
+    leases: &[10, 100],
 };
 
 fn main() -> Result<(), BoxError> {
@@ -74,12 +74,12 @@ fn main() -> Result<(), BoxError> {
         if runs("takeover", false) {
             modes::takeover::run(&engine)?;
         }
+        if runs("leases", false) {
+            modes::leases::run(&engine, effort)?;
+        }
     }
     if runs("threads", true) {
         modes::threads::run(effort)?;
-    }
-    if runs("leases", false) {
-        modes::leases::run(effort)?;
     }
     Ok(())
 }

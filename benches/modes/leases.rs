@@ -1,4 +1,4 @@
-//! Many leases held by one process, on PostgreSQL.
+//! Many leases held by one process: what each more costs.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,36 +10,49 @@ use crate::support::engines::Engine;
 use crate::support::report::json;
 use crate::support::{process, record};
 
-pub(crate) fn run(effort: Effort) -> Result<(), BoxError> {
-    let engine = Engine::all(&["postgres".to_owned()])?.pop();
-    let engine = engine.ok_or("it needs the feature `postgres`")?;
-    let facts = engine.facts()?;
-    let mut beside = engine.connect()?;
-    let program = format!("diesel-lease-bench-{}", std::process::id());
-    let sessions = format!(
-        "SELECT COUNT(*)::text AS answer FROM pg_stat_activity WHERE application_name = '{program}'"
-    );
+/// More of them at once are what a file with one writer is not for.
+const MOST_IN_A_FILE: usize = 1_000;
 
+pub(crate) fn run(engine: &Engine, effort: Effort) -> Result<(), BoxError> {
+    println!(
+        "\n{}; held for {} s by one process",
+        engine.facts()?,
+        effort.seconds
+    );
+    println!(
+        "| leases | lost | least left of 10 s | connections | statements/s | processor | switches/s | kB each |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for &count in effort.leases {
+        if engine.name != "sqlite" || count <= MOST_IN_A_FILE {
+            hold(engine, count, effort.seconds)?;
+        }
+    }
+    Ok(())
+}
+
+fn hold(engine: &Engine, count: usize, seconds: u64) -> Result<(), BoxError> {
+    let mut beside = engine.connect()?;
+    let others = engine.sessions(beside.as_mut())?;
     record::count_statements()?;
-    let sign = if engine.url.contains('?') { '&' } else { '?' };
-    let leases = Leases::connect(&format!("{}{sign}application_name={program}", engine.url))?;
+    let leases = Leases::connect(&engine.url)?;
     leases.migrate()?;
+    let program = format!("bench-{}", std::process::id());
     let first = leases.claim(&format!("{program}:first"))?.hold()?;
     let resident = process::resident();
     let claimed = |at| -> Result<HeldLease, BoxError> {
         Ok(leases.claim(&format!("{program}:{at}"))?.hold()?)
     };
     let start = Instant::now();
-    let held: Vec<HeldLease> = (0..effort.leases).map(claimed).collect::<Result<_, _>>()?;
+    let held: Vec<HeldLease> = (0..count).map(claimed).collect::<Result<_, _>>()?;
     let claiming = start.elapsed().as_secs_f64();
-    let threads = process::threads();
 
     let (start, statements) = (Instant::now(), record::statements());
     let (cpu, switches) = (process::cpu(), process::switches());
     let (mut most_sessions, mut shortest) = (0.0_f64, Duration::MAX);
-    for _ in 0..effort.seconds {
+    for _ in 0..seconds {
         thread::sleep(Duration::from_secs(1));
-        most_sessions = most_sessions.max(beside.ask(&sessions)?.parse()?);
+        most_sessions = most_sessions.max(engine.sessions(beside.as_mut())? - others);
         let remaining = held.iter().map(|held| held.tenure().remaining()).min();
         shortest = shortest.min(remaining.unwrap_or_default());
     }
@@ -47,7 +60,7 @@ pub(crate) fn run(effort: Effort) -> Result<(), BoxError> {
     let statements = (record::statements() - statements) as f64 / seconds;
     let cpu = (process::cpu() - cpu) / seconds * 100.0;
     let switches = (process::switches() - switches) / seconds;
-    let bytes = (process::resident() - resident) / effort.leases as f64;
+    let bytes = (process::resident() - resident) / count as f64;
     let lost = held.iter().filter(|held| held.is_lost()).count();
     for held in held {
         held.release()?;
@@ -55,35 +68,19 @@ pub(crate) fn run(effort: Effort) -> Result<(), BoxError> {
     first.release()?;
 
     println!(
-        "\n{facts}; {} leases held for {seconds:.0} s by one process",
-        effort.leases
-    );
-    println!("claimed in         {claiming:.1} s");
-    println!("lost               {lost}");
-    println!("least remaining    {:.1} s of 10 s", shortest.as_secs_f64());
-    println!("connections        {most_sessions:.0} at most");
-    println!("threads            {threads:.0}");
-    println!("statements         {statements:.0}/s");
-    println!("processor          {cpu:.1} % of one");
-    println!("context switches   {switches:.0}/s");
-    println!(
-        "memory             {:.1} kB for each lease, {:.1} MB in all",
+        "| {count} | {lost} | {:.1} s | {most_sessions:.0} | {statements:.0} | {cpu:.1} % | {switches:.0} | {:.1} |",
+        shortest.as_secs_f64(),
         bytes / 1e3,
-        process::resident() / 1e6
     );
     json(
+        &[("bench", "leases"), ("engine", engine.name)],
         &[
-            ("bench", "leases"),
-            ("engine", engine.name),
-            ("server", &facts),
-        ],
-        &[
-            ("leases", effort.leases as f64),
+            ("leases", count as f64),
             ("seconds", seconds),
+            ("claiming_s", claiming),
             ("lost", lost as f64),
             ("least_remaining_s", shortest.as_secs_f64()),
             ("connections", most_sessions),
-            ("threads", threads),
             ("statements_per_s", statements),
             ("cpu_percent", cpu),
             ("switches_per_s", switches),

@@ -14,14 +14,17 @@ pub(crate) struct Engine {
     open: fn(&str) -> Result<Box<dyn Bare>, BoxError>,
     /// Its version, and what a commit means to it.
     facts: &'static str,
+    /// How many sessions there are in the database.
+    sessions: &'static str,
     _directory: Option<TempDir>,
 }
 
-/// Name, variable, how to connect, what to ask.
+/// Name, variable, how to connect, the questions for facts and sessions.
 type Server = (
     &'static str,
     &'static str,
     fn(&str) -> Result<Box<dyn Bare>, BoxError>,
+    &'static str,
     &'static str,
 );
 
@@ -34,6 +37,7 @@ const SERVERS: &[Server] = &[
         "SELECT 'PostgreSQL ' || current_setting('server_version')
             || ', fsync=' || current_setting('fsync')
             || ', synchronous_commit=' || current_setting('synchronous_commit') AS answer",
+        "SELECT COUNT(*)::text AS answer FROM pg_stat_activity WHERE datname = current_database()",
     ),
     #[cfg(feature = "mysql")]
     (
@@ -41,9 +45,16 @@ const SERVERS: &[Server] = &[
         "DIESEL_LEASE_MARIADB_URL",
         open_mysql,
         MYSQL_FACTS,
+        MYSQL_SESSIONS,
     ),
     #[cfg(feature = "mysql")]
-    ("mysql", "DIESEL_LEASE_MYSQL_URL", open_mysql, MYSQL_FACTS),
+    (
+        "mysql",
+        "DIESEL_LEASE_MYSQL_URL",
+        open_mysql,
+        MYSQL_FACTS,
+        MYSQL_SESSIONS,
+    ),
 ];
 
 #[cfg(feature = "mysql")]
@@ -51,6 +62,10 @@ const MYSQL_FACTS: &str =
     "SELECT CAST(CONCAT(IF(VERSION() LIKE '%MariaDB%', '', 'MySQL '), VERSION(),
     ', innodb_flush_log_at_trx_commit=', @@innodb_flush_log_at_trx_commit,
     IF(@@log_bin, CONCAT(', sync_binlog=', @@sync_binlog), ', log_bin=OFF')) AS CHAR) AS answer";
+
+#[cfg(feature = "mysql")]
+const MYSQL_SESSIONS: &str = "SELECT CAST(COUNT(*) AS CHAR) AS answer
+    FROM information_schema.processlist WHERE db = DATABASE()";
 
 #[cfg(feature = "mysql")]
 fn open_mysql(url: &str) -> Result<Box<dyn Bare>, BoxError> {
@@ -66,13 +81,16 @@ impl Engine {
         if is_asked("sqlite") {
             engines.push(sqlite()?);
         }
-        for &(name, variable, open, facts) in SERVERS.iter().filter(|server| is_asked(server.0)) {
+        for &(name, variable, open, facts, sessions) in
+            SERVERS.iter().filter(|server| is_asked(server.0))
+        {
             match env::var(variable) {
                 Ok(url) => engines.push(Engine {
                     name,
                     url,
                     open,
                     facts,
+                    sessions,
                     _directory: None,
                 }),
                 Err(_) if asked.is_empty() => eprintln!("{name}: {variable} is not set"),
@@ -84,6 +102,10 @@ impl Engine {
 
     pub(crate) fn connect(&self) -> Result<Box<dyn Bare>, BoxError> {
         (self.open)(&self.url)
+    }
+
+    pub(crate) fn sessions(&self, connection: &mut dyn Bare) -> Result<f64, BoxError> {
+        Ok(connection.ask(self.sessions)?.parse()?)
     }
 
     pub(crate) fn facts(&self) -> Result<String, BoxError> {
@@ -115,6 +137,7 @@ fn sqlite() -> Result<Engine, BoxError> {
         url,
         open,
         facts,
+        sessions: "SELECT '0' AS answer",
         _directory: Some(directory),
     })
 }

@@ -25,10 +25,6 @@ pub(crate) fn resident() -> f64 {
     number("/proc/self/status", "VmRSS:") * 1024.0
 }
 
-pub(crate) fn threads() -> f64 {
-    number("/proc/self/status", "Threads:")
-}
-
 /// Context switches of all living threads.
 pub(crate) fn switches() -> f64 {
     let tasks = fs::read_dir("/proc/self/task")

@@ -1,4 +1,4 @@
-//! Three processes that campaign for one name, while they are killed, stopped and restarted at random.
+//! Three processes that campaign for one name, or run work whenever it is free, while they are killed, stopped and restarted at random.
 //!
 //! The leader logs ticks, each in a transaction of its tenure and with the number of ticks of earlier
 //! terms that it sees. Had such a term committed anything later, there would be more of them at the
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use diesel::dsl::sql;
 use diesel::prelude::*;
 use diesel::sql_types::BigInt;
-use diesel_lease::{BoxError, Leases, Tenure};
+use diesel_lease::{BoxError, Leases, StopToken, Tenure};
 
 use crate::support::concrete::{connect, on_engine};
 use crate::support::database::Database;
@@ -23,9 +23,13 @@ use crate::support::{Engine, LONG, TIMINGS, engines, eventually};
 
 engines! {
     fn no_two_tenures_overlap_and_a_crashed_leader_is_followed,
+    fn of_those_who_run_if_it_is_free_no_two_overlap,
 }
 
 const NAME: &str = "outbox";
+
+const CAMPAIGN: &str = "campaign";
+const TRY_RUN: &str = "try_run";
 
 fn leases(url: &str, instance: &str) -> Leases {
     Leases::builder()
@@ -46,11 +50,14 @@ pub(crate) fn stand(role: &Role) {
         None => Engine::Sqlite,
     };
     let leases = leases(&url, &role.argument("instance"));
+    if role.argument("by") == TRY_RUN {
+        return run_if_free(role, engine, &url, &leases);
+    }
     let leader = leases
         .campaign(NAME)
         .poll(Duration::from_millis(100))
         .pause(Duration::from_millis(300))
-        .start(move |tenure| log_ticks(engine, &url, tenure))
+        .start(move |tenure| log_ticks(engine, &url, tenure, usize::MAX))
         .unwrap();
     role.say("campaigning");
     while role.hear() == "step down" {
@@ -60,14 +67,33 @@ pub(crate) fn stand(role: &Role) {
     role.say("stopped");
 }
 
+/// As [`stand`], by `try_run` again and again. Nobody is asked to step down.
+fn run_if_free(role: &Role, engine: Engine, url: &str, leases: &Leases) {
+    let stop = StopToken::new();
+    let leases = leases.with_stop(&stop);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.is_stopped() {
+                // Whatever came of it is seen by what it has logged.
+                let _ = leases.try_run(NAME, |tenure| log_ticks(engine, url, tenure, 20));
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        role.say("campaigning");
+        while role.hear() == "step down" {}
+        stop.stop();
+    });
+    role.say("stopped");
+}
+
 /// The work of the leader.
-fn log_ticks(engine: Engine, url: &str, tenure: &Tenure) -> Result<(), BoxError> {
+fn log_ticks(engine: Engine, url: &str, tenure: &Tenure, ticks: usize) -> Result<(), BoxError> {
     let term = tenure.term();
     let earlier = format!("SELECT COUNT(*) FROM ticks WHERE term < {term}");
     let mut random = Random::new(term);
     on_engine!(engine, C => {
         let mut connection = connect::<C>(engine, url);
-        loop {
+        for _ in 0..ticks {
             tenure.transaction(&mut connection, |connection| {
                 let earlier: i64 = sql::<BigInt>(&earlier).get_result(connection)?;
                 diesel::sql_query(format!(
@@ -81,11 +107,13 @@ fn log_ticks(engine: Engine, url: &str, tenure: &Tenure) -> Result<(), BoxError>
             })?;
             tenure.sleep(Duration::from_millis(random.below(20)))?;
         }
+        Ok(())
     })
 }
 
 struct Cluster<'a> {
     database: &'a Database,
+    by: &'static str,
     replicas: Vec<Child>,
     random: Random,
 }
@@ -97,6 +125,7 @@ impl Cluster<'_> {
             &[
                 ("url", self.database.url()),
                 ("instance", &instance.to_string()),
+                ("by", self.by),
             ],
         );
         assert_eq!(replica.hear(), "campaigning");
@@ -154,6 +183,14 @@ impl Cluster<'_> {
 }
 
 fn no_two_tenures_overlap_and_a_crashed_leader_is_followed(engine: Engine) {
+    disturb_a_cluster(engine, CAMPAIGN);
+}
+
+fn of_those_who_run_if_it_is_free_no_two_overlap(engine: Engine) {
+    disturb_a_cluster(engine, TRY_RUN);
+}
+
+fn disturb_a_cluster(engine: Engine, by: &'static str) {
     let database = Database::create(engine);
     let leases = leases(database.url(), "watch");
     leases.migrate().unwrap();
@@ -168,6 +205,7 @@ fn no_two_tenures_overlap_and_a_crashed_leader_is_followed(engine: Engine) {
     let random = Random::from_environment();
     let mut cluster = Cluster {
         database: &database,
+        by,
         replicas: Vec::new(),
         random,
     };
