@@ -25,7 +25,7 @@ pub(crate) fn url(url: &str, attempt: Duration) -> String {
         ("keepalives_interval", "1".to_owned()),
         ("keepalives_count", "3".to_owned()),
     ] {
-        let (sign, given) = match url.split_once('?') {
+        let (sign, given) = match url[after_user(&url)..].split_once('?') {
             Some((_, query)) => (
                 '&',
                 query
@@ -42,4 +42,41 @@ pub(crate) fn url(url: &str, attempt: Duration) -> String {
         }
     }
     url
+}
+
+/// Where the host begins. As libpq has it, an `@` before any `/` ends a user and password, in which a `?`
+/// is one like any other character.
+fn after_user(url: &str) -> usize {
+    let start = url.find("://").map_or(0, |at| at + 3);
+    match url[start..].find(['@', '/']) {
+        Some(at) if url[start + at..].starts_with('@') => start + at,
+        _ => start,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limits_stand_in_the_query() {
+        let limits = "connect_timeout=5&tcp_user_timeout=5000&keepalives_idle=5\
+                      &keepalives_interval=1&keepalives_count=3";
+        for (given, sign) in [
+            ("postgres://host/db", '?'),
+            ("postgres://u:p@host/db?application_name=a", '&'),
+            ("postgres://u:a?b@host/db", '?'),
+            ("postgres://u:a?connect_timeout=1@host/db", '?'),
+            ("postgres:///db?user=a@b", '&'),
+        ] {
+            let url = url(given, Duration::from_secs(5));
+            assert_eq!(url, format!("{given}{sign}{limits}"));
+        }
+        let given = url(
+            "postgres://host/db?connect_timeout=9",
+            Duration::from_secs(5),
+        );
+        assert!(given.starts_with("postgres://host/db?connect_timeout=9&tcp_user"));
+        assert_eq!(given.matches("connect_timeout").count(), 1);
+    }
 }
