@@ -19,6 +19,7 @@ mod guard;
 mod hold;
 mod locks;
 mod loom_model;
+mod model;
 mod network;
 mod protocol;
 mod renewals;
