@@ -308,12 +308,13 @@ fn round(lane: &mut Lane<'_>, engine: Engine, at: Where, way: Way) {
             lane.rival_commits(&lease);
         }
         Way::Waited => {
-            // A limit of one lease, from the fence on, where there is one.
+            // Where there is a limit of one lease from the fence on, well below that: the last try may
+            // wait for an attempt.
             let time = match (engine, at) {
                 (Engine::Sqlite, _) | (Engine::Mysql | Engine::Mariadb, Where::Inside) => {
                     TIMINGS.lease + TIMINGS.attempt
                 }
-                _ => TIMINGS.deadline,
+                _ => TIMINGS.attempt / 2,
             };
             lane.assert_held_for(&name, time);
             assert_eq!(lane.go_on(), "committed");
