@@ -130,7 +130,7 @@ impl Timings {
     /// The lease as the database keeps it. Rounded up to whole milliseconds, so that the stored
     /// expiry never lies before what the holder counts on.
     pub(crate) fn lease_ms(&self) -> i64 {
-        self.lease.as_nanos().div_ceil(1_000_000) as i64
+        whole_millis(self.lease) as i64
     }
 
     /// How long giving a lease back may take: what is sure to be left of it then.
@@ -142,6 +142,11 @@ impl Timings {
     pub(crate) fn poll(&self) -> Duration {
         self.renew / 2
     }
+}
+
+/// Rounded up: what is to last as long as it was asked for must not end sooner.
+pub(crate) fn whole_millis(duration: Duration) -> u128 {
+    duration.as_nanos().div_ceil(1_000_000)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use super::session::LockSession;
 use super::target::Target;
 use crate::clock::Clock;
 use crate::protocol::checks;
+use crate::timings::whole_millis;
 use crate::unsupported::Unsupported;
 
 /// Settings that a server does not know are left out.
@@ -53,9 +54,6 @@ struct Backend {
     #[diesel(sql_type = Integer)]
     pid: i32,
 }
-
-/// In nanoseconds.
-const MILLI: u128 = 1_000_000;
 
 struct Lock {
     conn: PgConnection,
@@ -99,14 +97,9 @@ impl LockSession for Lock {
         if timeout == Some(Duration::ZERO) {
             return Ok(false);
         }
-        // Rounded up: a wait that ends sooner than it was asked to would be an error.
-        let millis = |timeout: Duration| {
-            timeout
-                .as_nanos()
-                .div_ceil(MILLI)
-                .clamp(1, i32::MAX as u128)
-        };
-        let limit = timeout.map_or(0, millis);
+        let limit = timeout.map_or(0, |timeout| {
+            whole_millis(timeout).clamp(1, i32::MAX as u128)
+        });
         diesel::sql_query(LIMIT_WAIT)
             .bind::<Text, _>(limit.to_string())
             .execute(&mut self.conn)?;

@@ -21,9 +21,7 @@ use super::key;
 use super::session::LockSession;
 use super::target::Target;
 use crate::clock::Clock;
-
-/// In nanoseconds.
-const MILLI: u128 = 1_000_000;
+use crate::timings::whole_millis;
 
 struct Lock {
     conn: SqliteConnection,
@@ -50,10 +48,7 @@ impl LockSession for Lock {
     /// A wait that ends by the busy timeout is an error like others. That it was the timeout is told by
     /// the time, and not by the text.
     fn acquire(&mut self, timeout: Option<Duration>) -> Result<bool, LockError> {
-        // Rounded up: a wait that ends sooner than it was asked to would be an error.
-        let limit = timeout.map_or(i32::MAX as u128, |timeout| {
-            timeout.as_nanos().div_ceil(MILLI)
-        });
+        let limit = timeout.map_or(i32::MAX as u128, whole_millis);
         let limit = limit.min(i32::MAX as u128);
         self.conn
             .batch_execute(&format!("PRAGMA busy_timeout = {limit}"))?;

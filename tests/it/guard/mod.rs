@@ -119,11 +119,7 @@ impl Stage {
     }
 
     fn client(&self, entrance: Entrance) -> Box<dyn Client> {
-        let mut client = self.bare_client(entrance);
-        if self.database.engine() == Engine::Sqlite {
-            client.sql().batch("PRAGMA busy_timeout = 5000").unwrap();
-        }
-        client
+        client(self.database.engine(), self.database.url(), entrance)
     }
 
     /// Makes the rival its holder.
@@ -144,6 +140,15 @@ impl Stage {
     fn rows(&self, id: i64) -> i64 {
         rows(&mut self.database.connect(), id)
     }
+}
+
+/// One that waits for a busy file.
+fn client(engine: Engine, url: &str, entrance: Entrance) -> Box<dyn Client> {
+    let mut client = client::connect(engine, url, entrance);
+    if engine == Engine::Sqlite {
+        client.sql().batch("PRAGMA busy_timeout = 5000").unwrap();
+    }
+    client
 }
 
 fn leases(database: &Database, timings: &Timings) -> Leases {

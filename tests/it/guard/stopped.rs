@@ -14,8 +14,8 @@ use diesel::connection::InstrumentationEvent;
 use diesel_lease::{CommitUnknown, Lease, Leases, Lost, Timings};
 use rustix::process::{Signal, getpid, kill_process};
 
-use super::client::{self, Client, Entrance};
-use super::{Stage, insert, make_table, next_id};
+use super::client::{Client, Entrance};
+use super::{Stage, client, insert, make_table, next_id};
 use crate::support::database::Database;
 use crate::support::process::{self, Child, Role};
 use crate::support::{Engine, LONG, engines, eventually, unique};
@@ -36,7 +36,7 @@ const LANES: usize = 5;
 const ROUNDS: usize = 10;
 
 /// A fifth of the defaults. MySQL takes the limit of a beside session in whole seconds.
-const TIMINGS: Timings = Timings {
+pub(super) const TIMINGS: Timings = Timings {
     lease: Duration::from_secs(3),
     renew: Duration::from_millis(200),
     attempt: Duration::from_secs(1),
@@ -197,7 +197,7 @@ impl<'a> Lane<'a> {
         Lane {
             place,
             child,
-            rival: open(engine, place.work().url(), Entrance::Plain),
+            rival: client(engine, place.work().url(), Entrance::Plain),
         }
     }
 
@@ -262,14 +262,6 @@ impl<'a> Lane<'a> {
             ids[0], ids[1]
         ))
     }
-}
-
-fn open(engine: Engine, url: &str, entrance: Entrance) -> Box<dyn Client> {
-    let mut client = client::connect(engine, url, entrance);
-    if engine == Engine::Sqlite {
-        client.sql().batch("PRAGMA busy_timeout = 5000").unwrap();
-    }
-    client
 }
 
 fn fifty_times(engine: Engine, point: Point, at: Where, way: Way) {
@@ -377,7 +369,7 @@ pub(crate) fn write(role: &Role) {
     let is_inside = leases == work && engine != Engine::Sqlite;
     let leases = Leases::builder().timings(TIMINGS).connections(1);
     let leases = leases.build(&role.argument("leases")).unwrap();
-    let mut client = open(engine, &work, entrance);
+    let mut client = client(engine, &work, entrance);
     let armed = Arc::new(AtomicBool::new(false));
     let is_armed = Arc::clone(&armed);
     client.instrument(Box::new(move |event| {

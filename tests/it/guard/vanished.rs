@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use diesel_lease::{CommitUnknown, Leases, Lost, Timings};
+use diesel_lease::{CommitUnknown, Leases, Lost};
 
 use super::client::{Entrance, connect};
+use super::stopped::TIMINGS;
 use super::{Stage, insert, make_table, next_id, rows};
 use crate::hold::SLACK;
 use crate::support::database::Database;
@@ -19,15 +20,6 @@ engines! {
     servers:
     fn it_keeps_the_name_no_longer_than_the_limit,
 }
-
-/// Whole seconds, because MySQL's limit is in such.
-const TIMINGS: Timings = Timings {
-    lease: Duration::from_secs(3),
-    renew: Duration::from_millis(200),
-    attempt: Duration::from_secs(1),
-    deadline: Duration::from_secs(2),
-    grace: Duration::from_secs(1),
-};
 
 /// One lease duration after the fence, and the rest of the lease by then. Where the work's own session
 /// has the row locked on MySQL and MariaDB there is no limit but the server's `wait_timeout`.
