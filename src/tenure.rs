@@ -183,6 +183,10 @@ impl Tenure {
     /// fn sent<T: Send>() {}
     /// sent::<diesel_lease::Entered>();
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// In the destructor of a thread-local value: what cannot be entered must not run unguarded.
     #[must_use = "the tenure is left when the guard is dropped"]
     pub fn enter(&self) -> Entered {
         ENTERED.with_borrow_mut(|entered| entered.push(self.clone()));

@@ -416,6 +416,10 @@ fn assert_refused(leases: &Leases) {
 
 #[cfg(feature = "guarded-connection")]
 mod guarded {
+    use std::any::Any;
+    use std::cell::RefCell;
+    use std::sync::mpsc::channel;
+
     use diesel::connection::TransactionManager;
     use diesel_lease::GuardedConnection;
 
@@ -428,6 +432,7 @@ mod guarded {
         fn transaction_that_ended_on_another_thread_is_over,
         fn connection_that_is_dropped_takes_its_transaction_along,
         fn transaction_that_could_not_begin_is_none,
+        fn thread_that_ends_may_still_begin_one,
     }
 
     fn in_a_guarded_transaction_it_is_refused_before_anything_is_sent(engine: Engine) {
@@ -464,6 +469,34 @@ mod guarded {
             assert_eq!(statements.take(), [""; 0]);
             assert_eq!(watched.try_run(NAME, |tenure| tenure.term()).unwrap(), 1);
         });
+    }
+
+    /// In the destructor of a value of the thread's, when other such values are gone.
+    fn thread_that_ends_may_still_begin_one(engine: Engine) {
+        thread_local! {
+            static LAST: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+        }
+        struct AtTheEnd<F: FnMut()>(F);
+        impl<F: FnMut()> Drop for AtTheEnd<F> {
+            fn drop(&mut self) {
+                self.0();
+            }
+        }
+        let database = Database::create(engine);
+        let (tell, told) = channel();
+        on_engine!(engine, C => {
+            let mut connection = GuardedConnection::new(connect::<C>(engine, database.url()));
+            let ended = thread::spawn(move || {
+                // Values are destroyed in the reverse order of their first use.
+                LAST.with(|_| ());
+                let mut begin = move || connection.transaction(|_| QueryResult::Ok(()));
+                begin().unwrap();
+                let at_the_end = AtTheEnd(move || tell.send(begin()).unwrap());
+                LAST.set(Some(Box::new(at_the_end)));
+            });
+            ended.join().unwrap();
+        });
+        told.recv_timeout(LONG).unwrap().unwrap();
     }
 
     fn after_the_transaction_it_runs(engine: Engine) {

@@ -18,6 +18,7 @@ use super::client::{Client, Entrance};
 use super::{Stage, client, insert, make_table, next_id};
 use crate::support::database::Database;
 use crate::support::process::{self, Child, Role};
+use crate::support::raw::Raw;
 use crate::support::{Engine, LONG, engines, eventually, unique};
 
 engines! {
@@ -26,6 +27,9 @@ engines! {
     fn stopped_between_two_statements,
     fn stopped_before_the_fence,
     fn stopped_between_the_fence_and_the_commit,
+    fn with_the_lease_elsewhere_stopped_before_the_begin,
+    fn with_the_lease_elsewhere_stopped_after_the_verify,
+    fn with_the_lease_elsewhere_stopped_between_two_statements,
     fn with_the_lease_elsewhere_stopped_before_the_fence,
     fn with_the_lease_elsewhere_stopped_between_the_fence_and_the_commit,
     fn a_stop_that_outlasts_the_limit_between_the_fence_and_the_commit,
@@ -126,6 +130,23 @@ fn stopped_before_the_fence(engine: Engine) {
 
 fn stopped_between_the_fence_and_the_commit(engine: Engine) {
     fifty_times(engine, Point::AfterFence, Where::Inside, Way::Waited);
+}
+
+fn with_the_lease_elsewhere_stopped_before_the_begin(engine: Engine) {
+    fifty_times(engine, Point::BeforeBegin, Where::Beside, Way::Overtaken);
+}
+
+fn with_the_lease_elsewhere_stopped_after_the_verify(engine: Engine) {
+    fifty_times(engine, Point::AfterVerify, Where::Beside, Way::Overtaken);
+}
+
+fn with_the_lease_elsewhere_stopped_between_two_statements(engine: Engine) {
+    fifty_times(
+        engine,
+        Point::BetweenStatements,
+        Where::Beside,
+        Way::Overtaken,
+    );
 }
 
 fn with_the_lease_elsewhere_stopped_before_the_fence(engine: Engine) {
@@ -314,7 +335,8 @@ fn round(lane: &mut Lane<'_>, engine: Engine, at: Where, way: Way) {
                 }
                 _ => TIMINGS.attempt / 2,
             };
-            // So the lease is ended by hand, where the fence lets that through: it alone is in the way.
+            // So the lease is ended by hand, here where the fence lets that through: it alone is in the
+            // way then. In InnoDB the process itself does it before the fence.
             if engine == Engine::Postgres {
                 lane.place.stage.database.connect().expire(&name);
             }
@@ -365,14 +387,14 @@ fn a_stop_that_outlasts_the_limit_between_the_fence_and_the_commit(engine: Engin
 
 /// Writes two rows in a transaction under a lease, and stands still on the way, whenever it is told to.
 pub(crate) fn write(role: &Role) {
-    let (leases, work) = (role.argument("leases"), role.argument("work"));
+    let (leases_url, work) = (role.argument("leases"), role.argument("work"));
     let engine = named(&ENGINES, &role.argument("engine"));
     let entrance = named(&Entrance::ALL, &role.argument("entrance"));
     let point = named(&Point::ALL, &role.argument("point"));
     // Where the fence is not a statement of this connection's, the last moment that it knows of.
-    let is_inside = leases == work && engine != Engine::Sqlite;
+    let is_inside = leases_url == work && engine != Engine::Sqlite;
     let leases = Leases::builder().timings(TIMINGS).connections(1);
-    let leases = leases.build(&role.argument("leases")).unwrap();
+    let leases = leases.build(&leases_url).unwrap();
     let mut client = client(engine, &work, entrance);
     let armed = Arc::new(AtomicBool::new(false));
     let is_armed = Arc::clone(&armed);
@@ -401,6 +423,9 @@ pub(crate) fn write(role: &Role) {
             sql.run(&insert(ids[1]))?;
             if point == Point::BeforeFence && !is_inside {
                 stand_still();
+            }
+            if point == Point::AfterFence && !is_inside && engine.is_mysql_like() {
+                Raw::connect(engine, &leases_url).expire(name);
             }
             Ok(())
         });
