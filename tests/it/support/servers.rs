@@ -12,7 +12,9 @@
 //! that the process holds, and removes its servers when the pipe closes.
 
 use std::env;
+use std::fs::{self, Permissions};
 use std::ops::Deref;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{self, Child, Command, Stdio};
@@ -79,7 +81,7 @@ impl OwnServer {
             .expect("a name of the script")]
         .lock();
         watch();
-        let exports = script("up", &["--fast", name]);
+        let exports = script("up", name, &["--fast"]);
         let server = Server::named(engine, |variable| {
             exports
                 .lines()
@@ -117,7 +119,7 @@ impl OwnServer {
     }
 
     fn script(&self, verb: &str) {
-        script(verb, &[script_name(self.engine)]);
+        script(verb, script_name(self.engine), &[]);
     }
 }
 
@@ -179,20 +181,33 @@ fn folder() -> PathBuf {
     env::temp_dir().join(format!("diesel-lease-it-{}", process::id()))
 }
 
+/// Where one of them keeps its temporary tables. Not where others do: a MySQL that starts deletes all that it
+/// finds, and a MariaDB whose tables are deleted under it fails or ends.
+fn scratch(name: &str) -> PathBuf {
+    let scratch = folder().join(format!("tmp-{name}"));
+    fs::create_dir_all(&scratch).expect("a folder");
+    for (folder, mode) in [(folder(), 0o711), (scratch.clone(), 0o1777)] {
+        fs::set_permissions(folder, Permissions::from_mode(mode)).expect("a folder of ours");
+    }
+    scratch
+}
+
 /// Runs the script and gives back what it prints.
-fn script(verb: &str, arguments: &[&str]) -> String {
+fn script(verb: &str, name: &str, options: &[&str]) -> String {
     let output = Command::new("bash")
         .arg(script_path())
         .arg(verb)
-        .args(arguments)
+        .args(options)
+        .arg(name)
         .env("DIESEL_LEASE_SERVERS", folder())
+        .env("TMPDIR", scratch(name))
         .stdin(Stdio::null())
         .process_group(0) // what ^C cuts short here, the watcher could not clean up
         .output()
         .expect("bash");
     assert!(
         output.status.success(),
-        "servers {verb} {arguments:?}: {}",
+        "servers {verb} {name}: {}",
         String::from_utf8_lossy(&output.stderr)
     );
     String::from_utf8(output.stdout).expect("UTF-8")
