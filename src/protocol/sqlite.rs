@@ -127,9 +127,10 @@ impl Session for SqliteConnection {
         let next = statements::next(holder, instance, *lease_ms);
         let only_free = WhereReturning(statements::free(), leases::term);
         let first = diesel::insert_into(leases::table).values(first);
-        Write::upsert(super::Claim, first, next, only_free)
-            .get_result(self)
-            .optional()
+        // To its end, since it is committed then: of a COMMIT that fails in the reset of a statement that is
+        // left after its first row nothing is heard.
+        let terms = Write::upsert(super::Claim, first, next, only_free).get_results(self)?;
+        Ok(terms.into_iter().next())
     }
 
     /// There are no row locks to leave out.
