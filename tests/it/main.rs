@@ -13,6 +13,8 @@ mod campaign;
 mod campaign_cluster;
 mod claim;
 mod contention;
+#[cfg(feature = "guarded-connection")]
+mod faults;
 mod fork;
 #[cfg(feature = "guarded-connection")]
 mod guard;
@@ -33,6 +35,8 @@ mod try_run;
 
 support::process::roles! {
     campaign_cluster::stand,
+    #[cfg(feature = "guarded-connection")]
+    faults::holder::hold,
     fork::parent,
     #[cfg(feature = "guarded-connection")]
     guard::stopped::write,

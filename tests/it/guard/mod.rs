@@ -5,7 +5,7 @@
 mod after_loss;
 mod cases;
 mod cell;
-mod client;
+pub(crate) mod client;
 mod cost;
 mod elsewhere;
 mod entered;
