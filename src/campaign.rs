@@ -24,6 +24,7 @@ use crate::leases::Leases;
 use crate::loss::{LossCause, Signal, StopToken, wait};
 use crate::name::{self, validate_name};
 use crate::panic::catch;
+use crate::store::queue::Place;
 use crate::tenure::Tenure;
 
 /// The campaign's thread runs the work, whose stack this is.
@@ -49,7 +50,8 @@ impl Leases {
 ///
 /// A candidate that waits reads the record once in a [`poll`](Campaign::poll) and writes nothing. It
 /// claims when the name is free or the present lease can end: a leader that crashed is followed within
-/// the lease duration and a poll, one that stepped down within a poll.
+/// the lease duration and a poll, one that stepped down within a poll. When the name is given back by the
+/// same leases or their clones it looks at once.
 ///
 /// # Examples
 ///
@@ -345,11 +347,12 @@ where
         let leases = &self.campaign.leases;
         let name = self.campaign.name.as_str();
         log::info!(lease = name, instance = leases.instance(); "campaigning for leadership");
+        let place = leases.store().queues().listen(name);
         let mut seen = 0;
         let mut failures = 0;
         while !leases.is_stopped() {
             // `only_if` may panic. A stop is seen by the loop, here and below.
-            let failed = match catch(|| self.stand(&mut seen)) {
+            let failed = match catch(|| self.stand(&place, &mut seen)) {
                 Ok(Ok(Some(held))) => {
                     failures = 0;
                     self.lead(held);
@@ -374,8 +377,8 @@ where
         drop(listeners);
     }
 
-    /// Claims the name if it is free, or waits for a poll.
-    fn stand(&self, seen: &mut u64) -> Result<Option<HeldLease>, Error> {
+    /// Claims the name if it is free, or waits for a poll or until it is told that it may be free.
+    fn stand(&self, place: &Place, seen: &mut u64) -> Result<Option<HeldLease>, Error> {
         let Campaign {
             leases,
             name,
@@ -418,7 +421,7 @@ where
             Some(left) => leases.store().clock().now().after(left.min(*poll)),
             None => self.after(*poll, Jitter::Sooner),
         };
-        leases.pause(look)?;
+        leases.hear(place, look)?;
         Ok(None)
     }
 

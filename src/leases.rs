@@ -18,6 +18,7 @@ use crate::protocol::{LeaseConnection, Row};
 use crate::slot::instant;
 use crate::store::claim::What;
 use crate::store::connect::Connector;
+use crate::store::queue::{GIVE_WAY, Pace, Place, Told};
 use crate::store::{Cancel, OnWorkWillNotStop, Store, spawn};
 use crate::timings::Timings;
 
@@ -151,7 +152,11 @@ impl Leases {
 
     /// Claims `name`, and waits for it as long as it takes.
     ///
-    /// A waiter reads about twice in a renewal interval, and writes nothing before the name is free.
+    /// Of those that wait for a name by these leases and their clones only the first asks the database;
+    /// they come to it in the order in which they came. It reads soon, and then ever less often, down
+    /// to about twice in a renewal interval, and writes nothing before the name is free. Where a name
+    /// changes hands quickly it reads more often, at most each 10 ms. When one of these leases gives the
+    /// name back it is told at once; after some 50 ms or more of that it lets other processes try first.
     ///
     /// # Blocking
     ///
@@ -176,17 +181,40 @@ impl Leases {
     ///
     /// As [`try_claim`](Leases::try_claim). An error of the database ends the wait.
     pub fn claim_timeout(&self, name: &str, timeout: Duration) -> Result<Option<Lease>, Error> {
+        validate_name(name).map_err(Error::InvalidName)?;
+        // A forked child has the line of its parent, which nobody leaves there.
+        if timeout.is_zero() || !self.store.is_of_this_process() {
+            return self.try_claim(name);
+        }
         let clock = self.store.clock();
         let until = clock.now().after(timeout);
-        let mut lease = self.try_claim(name)?;
-        while lease.is_none() && clock.now() < until {
-            self.wait_until_free(name, until)?;
-            if clock.now() >= until {
-                break;
+        let place = self.store.queues().join(name);
+        let mut pace = Pace::new(self.timings().poll());
+        // Nothing is looked at before it is told to be the first.
+        let mut look = until;
+        loop {
+            let may_be_free = match self.hear(&place, look)? {
+                Some(Told::Free) => true,
+                Some(Told::FreeInAWhile) => {
+                    self.pause(clock.now().after(GIVE_WAY).min(until))?;
+                    true
+                }
+                Some(Told::First) => false,
+                None if clock.now() >= until => return Ok(None),
+                None => match self.store.read(name, &self.stops)? {
+                    Some(row) if !row.is_free() => {
+                        pace.saw(&row);
+                        false
+                    }
+                    _ => true,
+                },
+            };
+            if may_be_free && let Some(lease) = self.try_claim(name)? {
+                place.won(lease.term(), clock.now());
+                return Ok(Some(lease));
             }
-            lease = self.try_claim(name)?;
+            look = clock.now().after(pace.next()).min(until);
         }
-        Ok(lease)
     }
 
     /// Reads the record of `name`. `None` if it was never claimed.
@@ -248,24 +276,12 @@ impl Leases {
         &self.store
     }
 
-    /// Waits until the name may be free, or `until`.
-    fn wait_until_free(&self, name: &str, until: Moment) -> Result<(), Error> {
-        let clock = self.store.clock();
-        // After a refused claim one poll is waited, whatever the row says.
-        let mut pause = self.timings().poll();
-        loop {
-            self.pause(clock.now().after(pause).min(until))?;
-            if clock.now() >= until {
-                return Ok(());
-            }
-            match self.store.read(name, &self.stops)? {
-                Some(row) if !row.is_free() => {
-                    let expires_in = Duration::from_millis(row.expires_in_ms.unsigned_abs());
-                    pause = self.timings().poll().min(expires_in);
-                }
-                _ => return Ok(()),
-            }
-        }
+    /// Waits until `place` is told something, `until`, or until a stop.
+    pub(crate) fn hear(&self, place: &Place, until: Moment) -> Result<Option<Told>, Error> {
+        let signals: Vec<_> = self.stops.iter().map(StopToken::receiver).collect();
+        let told = place.hear(self.store.clock(), until, &signals);
+        self.refuse_if_stopped()?;
+        Ok(told)
     }
 
     /// Stands still until `until`, or until a stop.

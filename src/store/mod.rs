@@ -32,6 +32,7 @@ pub(crate) mod claim;
 pub(crate) mod connect;
 pub(crate) mod line;
 mod pool;
+pub(crate) mod queue;
 pub(crate) mod renewals;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -40,6 +41,7 @@ use claim::{Untaken, What};
 use connect::Connector;
 use line::{Failure, Line};
 use pool::Pool;
+use queue::Queues;
 use renewals::Renewals;
 
 /// How long `migrate` may take, waiting for others that do the same included.
@@ -68,6 +70,7 @@ pub(crate) struct Store {
     pool: Pool,
     connector: Connector,
     renewals: Renewals,
+    queues: Arc<Queues>,
     /// A session that an earlier commit has locked a row with.
     spare: Mutex<Option<Box<dyn Session>>>,
     clock: Clock,
@@ -97,6 +100,7 @@ impl Store {
             pool,
             connector,
             renewals: Renewals::default(),
+            queues: Arc::default(),
             spare: Mutex::new(None),
             clock,
             timings,
@@ -110,6 +114,10 @@ impl Store {
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    pub(crate) fn queues(&self) -> &Arc<Queues> {
+        &self.queues
     }
 
     pub(crate) fn timings(&self) -> &Timings {
@@ -191,18 +199,20 @@ impl Store {
         slot_ms: i64,
         passed_ms: i64,
     ) -> Result<bool, Error> {
-        let tenure = tenure.clone();
-        self.call(Act::Finish, self.timings.give_back(), &[], move |line| {
+        let asked = tenure.clone();
+        let finished = self.call(Act::Finish, self.timings.give_back(), &[], move |line| {
             let finished = if is_lost {
                 Ok(false)
             } else {
-                line.ask_to_change(|session| session.finish(tenure.key(), passed_ms))
+                line.ask_to_change(|session| session.finish(asked.key(), passed_ms))
             };
             if !matches!(finished, Ok(true)) {
-                line.ask(|session| session.settle(tenure.name(), slot_ms))?;
+                line.ask(|session| session.settle(asked.name(), slot_ms))?;
             }
             finished
-        })
+        });
+        self.queues.free(tenure.name(), self.clock.now());
+        finished
     }
 
     /// Whether the lease was still held and now is for another lease duration. Bounded by a moment, and
@@ -233,10 +243,12 @@ impl Store {
 
     /// Whether the name was still this holder's and now is free.
     pub(crate) fn release(&self, tenure: &Tenure) -> Result<bool, Error> {
-        let tenure = tenure.clone();
-        self.call(Act::Release, self.timings.give_back(), &[], move |line| {
-            release(line, &tenure)
-        })
+        let asked = tenure.clone();
+        let released = self.call(Act::Release, self.timings.give_back(), &[], move |line| {
+            release(line, &asked)
+        });
+        self.queues.free(tenure.name(), self.clock.now());
+        released
     }
 
     /// Has a worker give it back by `ask`, if one can be had.
@@ -247,9 +259,12 @@ impl Store {
     ) {
         let (lease, term) = (tenure.name().to_owned(), tenure.term());
         let (tenure, instance) = (tenure.clone(), self.instance.clone());
+        let (queues, clock) = (Arc::clone(&self.queues), self.clock.clone());
         let told = self.pool.tell(self.timings.give_back(), move |line| {
             let (lease, term) = (tenure.name(), tenure.term());
-            match ask(line, &tenure).map_err(|failure| failure.into_error(Act::Release)) {
+            let released = ask(line, &tenure);
+            queues.free(lease, clock.now());
+            match released.map_err(|failure| failure.into_error(Act::Release)) {
                 Ok(true) => log::debug!(lease, term, instance = instance.as_str(); "lease released"),
                 Ok(false) => log::warn!(lease, term, instance = instance.as_str(); "could not release the lease: it was lost before"),
                 Err(error) => log::warn!(lease, term, instance = instance.as_str(); "could not release the lease: {}", chain(&error)),
@@ -276,16 +291,18 @@ impl Store {
 
     /// Whether the name was held and now is free.
     pub(crate) fn force_release(&self, name: &str) -> Result<bool, Error> {
-        let name = name.to_owned();
-        self.call(
+        let asked = name.to_owned();
+        let forced = self.call(
             Act::ForceRelease,
             self.timings.attempt,
             &[],
-            move |line| match line.ask_to_change(|session| session.force_release(&name)) {
-                Err(Failure::Database(_)) if claim::is_locked(line, &name) => Err(Failure::Locked),
+            move |line| match line.ask_to_change(|session| session.force_release(&asked)) {
+                Err(Failure::Database(_)) if claim::is_locked(line, &asked) => Err(Failure::Locked),
                 answer => answer,
             },
-        )
+        );
+        self.queues.free(name, self.clock.now());
+        forced
     }
 
     pub(crate) fn migrate(&self) -> Result<(), Error> {

@@ -53,6 +53,7 @@ engines! {
     fn waiting_candidate_reads_once_in_a_poll_and_writes_nothing,
     fn crashed_leader_is_followed_when_its_lease_ends,
     fn leader_that_stops_is_followed_within_a_poll,
+    fn candidate_is_told_of_a_release_in_its_process,
     fn name_that_is_not_valid_is_refused_by_start,
     fn endless_times_are_fine;
     servers:
@@ -990,6 +991,20 @@ fn leader_that_stops_is_followed_within_a_poll(engine: Engine) {
     eventually(LONG, "the next one leads", || second.leader.is_leading());
     let after = start.elapsed();
     assert!(after < poll + Duration::from_millis(500), "{after:?}");
+}
+
+fn candidate_is_told_of_a_release_in_its_process(engine: Engine) {
+    let database = migrated(engine);
+    let leases = leases(&database, "a", CALM);
+    let lease = leases.claim(NAME).unwrap();
+    let candidate = leases.campaign(NAME).poll(LONG).start(lead).unwrap();
+    // By then it has looked, and would look again when the lease can end.
+    thread::sleep(Duration::from_millis(500));
+    lease.release().unwrap();
+    let start = Instant::now();
+    eventually(LONG, "it leads", || candidate.is_leading());
+    assert!(start.elapsed() < CALM.lease / 2, "{:?}", start.elapsed());
+    candidate.stop(LONG).unwrap();
 }
 
 fn name_that_is_not_valid_is_refused_by_start(engine: Engine) {

@@ -2,11 +2,12 @@
 //!
 //! That a waiter writes nothing is in `protocol`, where statements are counted.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use diesel_lease::{Error, Leases, StopToken, Timings};
+use diesel_lease::{Error, Lease, Leases, StopToken, Timings};
 
 use super::{another, claimed, migrated};
 use crate::support::{Engine, LONG, engines, eventually};
@@ -19,6 +20,9 @@ engines! {
     fn a_wait_ends_with_a_stop,
     fn a_database_error_ends_a_wait,
     fn of_many_waiters_each_gets_its_turn,
+    fn in_one_process_a_wait_ends_when_the_name_is_given_back,
+    fn in_one_process_waiters_get_their_turn_in_order,
+    fn a_name_that_is_passed_on_in_a_process_comes_to_others_too,
 }
 
 fn a_timeout_ends_a_wait_with_nothing(engine: Engine) {
@@ -170,4 +174,96 @@ fn of_many_waiters_each_gets_its_turn(engine: Engine) {
     });
     terms.sort_unstable();
     assert_eq!(terms, (1..=12).collect::<Vec<u64>>());
+}
+
+/// However it is given back. The waiters look again some 2 s later.
+fn in_one_process_a_wait_ends_when_the_name_is_given_back(engine: Engine) {
+    let (database, _) = migrated(engine);
+    let seldom = Timings {
+        renew: Duration::from_secs(8),
+        ..Timings::default()
+    };
+    let builder = Leases::builder().timings(seldom).connections(4);
+    let leases = builder.build(database.url()).unwrap();
+    type GiveBack = fn(&Leases, Lease);
+    let ways: [(&str, GiveBack); 4] = [
+        ("release", |_, lease| lease.release().unwrap()),
+        ("drop", |_, lease| drop(lease)),
+        ("held", |_, lease| lease.hold().unwrap().release().unwrap()),
+        ("force_release", |leases, lease| {
+            assert!(leases.force_release(lease.name()).unwrap());
+        }),
+    ];
+    thread::scope(|scope| {
+        for (way, give_back) in ways {
+            let leases = &leases;
+            scope.spawn(move || {
+                let lease = claimed(leases, way);
+                let waiter = scope.spawn(move || {
+                    let lease = leases.claim(way).unwrap();
+                    (Instant::now(), lease)
+                });
+                // By then a waiter pauses for 2 s and more.
+                thread::sleep(Duration::from_secs(3));
+                assert!(!waiter.is_finished());
+                let start = Instant::now();
+                give_back(leases, lease);
+                let (end, lease) = waiter.join().unwrap();
+                assert!(
+                    end - start < Duration::from_secs(1),
+                    "{way}: {:?}",
+                    end - start
+                );
+                assert_eq!(lease.term(), if way == "force_release" { 3 } else { 2 });
+            });
+        }
+    });
+}
+
+fn in_one_process_waiters_get_their_turn_in_order(engine: Engine) {
+    const WAITERS: u64 = 6;
+    let (_database, leases) = migrated(engine);
+    let lease = claimed(&leases, "name");
+    let terms: Vec<u64> = thread::scope(|scope| {
+        let mut waiters = Vec::new();
+        for _ in 0..WAITERS {
+            let leases = &leases;
+            waiters.push(scope.spawn(move || {
+                let lease = leases.claim("name").unwrap();
+                let term = lease.term();
+                lease.release().unwrap();
+                term
+            }));
+            thread::sleep(Duration::from_millis(100));
+        }
+        lease.release().unwrap();
+        waiters
+            .into_iter()
+            .map(|waiter| waiter.join().unwrap())
+            .collect()
+    });
+    assert_eq!(terms, (2..2 + WAITERS).collect::<Vec<u64>>());
+}
+
+fn a_name_that_is_passed_on_in_a_process_comes_to_others_too(engine: Engine) {
+    let (database, leases) = migrated(engine);
+    let other = another(&database);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let lease = leases.claim("name").unwrap();
+                    thread::sleep(Duration::from_millis(2));
+                    lease.release().unwrap();
+                }
+            });
+        }
+        let turns = (0..5).all(|_| match other.claim_timeout("name", LONG) {
+            Ok(Some(lease)) => lease.release().is_ok(),
+            _ => false,
+        });
+        is_over.store(true, Ordering::Relaxed);
+        assert!(turns);
+    });
 }
