@@ -11,6 +11,12 @@ mod api;
 mod available;
 mod campaign;
 mod campaign_cluster;
+#[cfg(all(
+    feature = "guarded-connection",
+    feature = "scheduler",
+    feature = "test-util"
+))]
+mod chaos;
 mod claim;
 mod contention;
 #[cfg(feature = "guarded-connection")]
@@ -35,6 +41,8 @@ mod try_run;
 
 support::process::roles! {
     campaign_cluster::stand,
+    #[cfg(all(feature = "guarded-connection", feature = "scheduler", feature = "test-util"))]
+    chaos::worker::work,
     #[cfg(feature = "guarded-connection")]
     faults::holder::hold,
     fork::parent,
