@@ -40,6 +40,10 @@ pub enum LockError {
         source: Option<Arc<LockError>>,
     },
 
+    /// This process was forked by the one that has the lock.
+    #[error("this process was forked, and the lock is its parent's")]
+    Forked,
+
     /// The [`StopToken`](crate::StopToken) was stopped.
     #[error("stopped")]
     Stopped,

@@ -6,13 +6,15 @@
 //! | engine | scope | the lock is named |
 //! |---|---|---|
 //! | MySQL, MariaDB | database | the SHA-256 of `diesel-lease:lock`, NUL, the database's name, NUL, the key; in 64 lower case hex digits, which are as many characters as MySQL allows, and which it cannot fold |
-//! | MySQL, MariaDB | server | the key as it is |
+//! | MySQL, MariaDB | server | the key as it is; 64 characters of up to three bytes are what MariaDB's 192 bytes take, and MySQL's names have no others |
 //! | PostgreSQL | database | the first 8 bytes of the SHA-256 of `diesel-lease:lock`, NUL, the key; as a signed big-endian integer |
 //! | SQLite | database | the database's file name, `-lock-` and the first 16 bytes of the SHA-256 of `diesel-lease:lock`, NUL, the key, in 32 lower case hex digits |
 //!
 //! All texts are UTF-8.
 
 use sha2::{Digest, Sha256};
+
+use super::LockScope;
 
 /// In characters.
 const MAX_CHARS: usize = 64;
@@ -38,6 +40,15 @@ pub enum InvalidKey {
         /// The key.
         key: String,
     },
+    /// It has a character that MySQL's names of locks cannot have, and whose bytes are too many for
+    /// MariaDB's: one above U+FFFF. Only in [`LockScope::Server`].
+    #[error(
+        "the key {key:?} has a character above U+FFFF, which the name of a server's lock cannot have"
+    )]
+    NotForServer {
+        /// The key.
+        key: String,
+    },
     /// It begins or ends with white space.
     #[error("the key {key:?} begins or ends with white space")]
     OuterWhiteSpace {
@@ -46,7 +57,7 @@ pub enum InvalidKey {
     },
 }
 
-pub(super) fn validate(key: &str) -> Result<(), InvalidKey> {
+pub(super) fn validate(key: &str, scope: LockScope) -> Result<(), InvalidKey> {
     if key.is_empty() {
         return Err(InvalidKey::Empty);
     }
@@ -61,6 +72,11 @@ pub(super) fn validate(key: &str) -> Result<(), InvalidKey> {
     }
     if key.trim() != key {
         return Err(InvalidKey::OuterWhiteSpace {
+            key: key.to_owned(),
+        });
+    }
+    if scope == LockScope::Server && key.chars().any(|c| c > '\u{ffff}') {
+        return Err(InvalidKey::NotForServer {
             key: key.to_owned(),
         });
     }
@@ -104,21 +120,34 @@ mod tests {
 
     #[test]
     fn the_rule_counts_characters() {
-        assert_eq!(validate(&"é".repeat(64)), Ok(()));
-        assert_eq!(validate(&"🔒".repeat(64)), Ok(()));
+        assert_eq!(validate(&"é".repeat(64), LockScope::Database), Ok(()));
+        assert_eq!(validate(&"🔒".repeat(64), LockScope::Database), Ok(()));
         assert_eq!(
-            validate(&"é".repeat(65)),
+            validate(&"é".repeat(65), LockScope::Database),
             Err(InvalidKey::TooLong { chars: 65 })
         );
-        assert_eq!(validate(""), Err(InvalidKey::Empty));
+        assert_eq!(validate("", LockScope::Database), Err(InvalidKey::Empty));
         assert!(matches!(
-            validate("a\n"),
+            validate("a\n", LockScope::Database),
             Err(InvalidKey::ControlCharacter { .. })
         ));
         assert!(matches!(
-            validate(" a"),
+            validate(" a", LockScope::Database),
             Err(InvalidKey::OuterWhiteSpace { .. })
         ));
+    }
+
+    #[test]
+    fn the_names_of_a_server_are_within_what_both_servers_take() {
+        let longest = "中".repeat(64);
+        assert_eq!(longest.len(), 192);
+        assert_eq!(validate(&longest, LockScope::Server), Ok(()));
+        assert_eq!(
+            validate("a🔒", LockScope::Server),
+            Err(InvalidKey::NotForServer {
+                key: "a🔒".to_owned()
+            })
+        );
     }
 
     #[test]

@@ -49,11 +49,14 @@ mod target;
 
 pub use error::LockError;
 pub use key::InvalidKey;
-use session::{NoAnswer, Session};
+use session::{LockSession, Session};
 use target::Target;
 
 /// Enough for handlers that log.
 const STACK: usize = 256 * 1024;
+
+/// The longest that a server is asked to wait at once. What it takes for a limit differs.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// What is called when a lock is lost.
 type OnLost = Arc<dyn Fn(&LockError) + Send + Sync>;
@@ -95,8 +98,12 @@ pub enum LockScope {
 #[derive(Clone)]
 pub struct NamedLocks(Arc<Shared>);
 
+/// Makes a session for the lock of a key, which has nothing locked yet.
+type Open = Box<dyn Fn(&str) -> Result<Box<dyn LockSession>, LockError> + Send + Sync>;
+
 struct Shared {
-    target: Target,
+    open: Open,
+    scope: LockScope,
     keep_alive_interval: Duration,
     keep_alive_timeout: Duration,
     release_timeout: Duration,
@@ -127,7 +134,8 @@ impl NamedLocks {
     /// # Blocking
     ///
     /// At most `timeout` and one [`keep_alive_timeout`](Builder::keep_alive_timeout). It connects
-    /// first, which is some four round trips.
+    /// first, which is some four round trips, and then waits in steps of at most that: so a wait that has no
+    /// limit ends within two of them when the server or the network stands still.
     ///
     /// # Errors
     ///
@@ -150,7 +158,7 @@ impl NamedLocks {
     ///
     /// As [`acquire`](NamedLocks::acquire). Without an answer in time it is [`LockError::Timeout`].
     pub fn try_acquire(&self, key: &str) -> Result<Option<NamedLock>, LockError> {
-        self.lock(key, Some(Duration::ZERO), AcquireOptions::new())
+        self.lock(key, Duration::ZERO, AcquireOptions::new())
     }
 
     /// [`acquire`](NamedLocks::acquire), with a handler of the loss or a token that ends the wait.
@@ -168,44 +176,54 @@ impl NamedLocks {
         timeout: Duration,
         options: AcquireOptions,
     ) -> Result<NamedLock, LockError> {
-        key::validate(key).map_err(LockError::InvalidKey)?;
+        key::validate(key, self.0.scope).map_err(LockError::InvalidKey)?;
         if timeout.is_zero() {
             return Err(LockError::InvalidTimeout);
         }
-        let timeout = Some(timeout).filter(|timeout| *timeout < Duration::MAX);
         self.lock(key, timeout, options)?.ok_or(LockError::Timeout)
     }
 
     fn lock(
         &self,
         key: &str,
-        timeout: Option<Duration>,
+        timeout: Duration,
         options: AcquireOptions,
     ) -> Result<Option<NamedLock>, LockError> {
-        key::validate(key).map_err(LockError::InvalidKey)?;
-        if options.stop.as_ref().is_some_and(StopToken::is_stopped) {
+        let Shared {
+            scope,
+            keep_alive_timeout: step,
+            clock,
+            ..
+        } = &*self.0;
+        key::validate(key, *scope).map_err(LockError::InvalidKey)?;
+        let stop = options.stop.as_ref();
+        if stop.is_some_and(StopToken::is_stopped) {
             return Err(LockError::Stopped);
         }
-        let session = Session::start(&self.0.clock)?;
-        let bound = timeout.map_or(Duration::MAX, |timeout| {
-            timeout.saturating_add(self.0.keep_alive_timeout)
-        });
-        let stop = options.stop.as_ref().map(StopToken::receiver);
-        let (locks, key_sent) = (self.clone(), key.to_owned());
-        let granted = session.ask(bound, stop, move |place| {
-            let mut session = locks.0.target.open(&key_sent)?;
-            let granted = session.acquire(timeout)?;
-            *place = Some(session);
-            Ok(granted)
-        });
-        match granted {
-            Ok(Ok(true)) => {
-                NamedLock::hold(self.clone(), key.to_owned(), session, options.on_lost).map(Some)
+        let due = clock.now().after(timeout).after(*step);
+        let session = Session::start(clock)?;
+        let (locks, opened) = (self.clone(), key.to_owned());
+        session.ask(*step, stop, move |place| {
+            *place = Some((locks.0.open)(&opened)?);
+            Ok::<_, LockError>(())
+        })??;
+        let until = clock.now().after(timeout);
+        loop {
+            // In steps, so that a server that stands still is noticed however long the wait may be.
+            let now = clock.now();
+            let wait = until.since(now).min(*step).min(LONGEST_WAIT);
+            let bound = due.since(now).min(wait.saturating_add(*step));
+            let granted = session.ask(bound, stop, move |place| match place {
+                Some(session) => session.acquire(wait),
+                None => Err(LockError::Timeout),
+            })??;
+            if granted {
+                let (locks, key) = (self.clone(), key.to_owned());
+                return NamedLock::hold(locks, key, session, options.on_lost).map(Some);
             }
-            Ok(Ok(false)) => Ok(None),
-            Ok(Err(error)) => Err(error),
-            Err(NoAnswer::TimedOut) => Err(LockError::Timeout),
-            Err(NoAnswer::Cancelled) => Err(LockError::Stopped),
+            if clock.now() >= until {
+                return Ok(None);
+            }
         }
     }
 }
@@ -213,7 +231,7 @@ impl NamedLocks {
 impl fmt::Debug for NamedLocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NamedLocks")
-            .field("scope", &self.0.target.scope())
+            .field("scope", &self.0.scope)
             .finish_non_exhaustive()
     }
 }
@@ -292,14 +310,19 @@ impl Builder {
     /// database in memory, and for [`LockScope::Server`] on PostgreSQL and SQLite.
     pub fn build(self, url: &str) -> Result<NamedLocks, LockError> {
         let target = Target::parse(url, self.scope, self.keep_alive_timeout)?;
-        Ok(NamedLocks(Arc::new(Shared {
-            target,
+        Ok(self.with(Box::new(move |key| target.open(key)), Clock::Machine))
+    }
+
+    fn with(self, open: Open, clock: Clock) -> NamedLocks {
+        NamedLocks(Arc::new(Shared {
+            open,
+            scope: self.scope,
             keep_alive_interval: self.keep_alive_interval,
             keep_alive_timeout: self.keep_alive_timeout,
             release_timeout: self.release_timeout,
             on_keep_alive_error: self.on_keep_alive_error,
-            clock: Clock::Machine,
-        })))
+            clock,
+        }))
     }
 }
 
@@ -435,9 +458,13 @@ impl NamedLock {
     /// # Errors
     ///
     /// [`LockError::Lost`] when it was lost before, or the server says that it was not ours;
-    /// [`LockError::Timeout`] and [`LockError::Database`] when that is not known. The connection is
+    /// [`LockError::Timeout`] and [`LockError::Database`] when that is not known;
+    /// [`LockError::Forked`] in a forked child, whose parent has the lock. The connection is
     /// closed in any case, and the lock is free when the server has noticed that.
     pub fn release(&self) -> Result<(), LockError> {
+        if std::process::id() != self.0.process {
+            return Err(LockError::Forked);
+        }
         self.0.release()
     }
 }
@@ -482,7 +509,7 @@ impl Held {
             Ok(Some(Ok(true))) => Ok(()),
             Ok(Some(Ok(false)) | None) => Err(self.lost_by(None)),
             Ok(Some(Err(error))) => Err(error),
-            Err(_) => Err(LockError::Timeout),
+            Err(no_answer) => Err(no_answer.into()),
         }
     }
 
@@ -521,7 +548,7 @@ impl Held {
                 Ok(Some(Ok(true))) => continue,
                 Ok(Some(Ok(false)) | None) => None,
                 Ok(Some(Err(error))) => Some(error),
-                Err(_) => Some(LockError::Timeout),
+                Err(no_answer) => Some(no_answer.into()),
             };
             if !self.decide(LOST) {
                 return;
@@ -542,3 +569,6 @@ impl Held {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

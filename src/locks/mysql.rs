@@ -5,9 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use diesel::connection::Connection;
+use diesel::connection::{Connection, SimpleConnection};
 use diesel::mysql::MysqlConnection;
 use diesel::prelude::*;
+use diesel::result::Error as DieselError;
 use diesel::sql_types::{BigInt, Nullable, Text};
 
 use super::LockScope;
@@ -30,13 +31,22 @@ const PREPARE: &str = "SET SESSION wait_timeout = 31536000
 
 const SESSION: &str =
     "SELECT CONNECTION_ID() AS answer, CONNECTION_ID() AS session, DATABASE() AS db";
-const ACQUIRE: &str = "SELECT GET_LOCK(?, ?) AS answer, CONNECTION_ID() AS session, NULL AS db";
+/// Behind a pooler that gives each statement to another session, nothing is locked by a stranger.
+const ACQUIRE: &str = "SELECT IF(CONNECTION_ID() = ?, GET_LOCK(?, ?), NULL) AS answer,
+    CONNECTION_ID() AS session, NULL AS db";
 const IS_OURS: &str =
     "SELECT IS_USED_LOCK(?) = CONNECTION_ID() AS answer, CONNECTION_ID() AS session, NULL AS db";
 const RELEASE: &str = "SELECT RELEASE_LOCK(?) AS answer, CONNECTION_ID() AS session, NULL AS db";
 
-/// MySQL waits for ever at a negative number, MariaDB does not wait.
-const A_YEAR: Duration = Duration::from_secs(31_536_000);
+/// The number of the last error, of which Diesel tells the kind alone ([GET DIAGNOSTICS]).
+///
+/// [GET DIAGNOSTICS]: https://dev.mysql.com/doc/refman/9.4/en/get-diagnostics.html
+const DIAGNOSE: &str = "GET DIAGNOSTICS CONDITION 1 @diesel_lease_error = MYSQL_ERRNO";
+const ERROR: &str =
+    "SELECT CAST(@diesel_lease_error AS SIGNED) AS answer, CONNECTION_ID() AS session, NULL AS db";
+
+/// `ER_USER_LOCK_DEADLOCK`, of MySQL. MariaDB's is 1213, which Diesel tells.
+const DEADLOCK: i64 = 3058;
 
 /// Between two looks within the last second of a wait.
 const POLL: Duration = Duration::from_millis(20);
@@ -85,13 +95,29 @@ impl Lock {
 
     fn get_lock(&mut self, seconds: u64) -> Result<bool, LockError> {
         let answer = diesel::sql_query(ACQUIRE)
+            .bind::<BigInt, _>(self.session)
             .bind::<Text, _>(&self.name)
             .bind::<BigInt, _>(seconds as i64)
-            .get_result(&mut self.conn)?;
+            .get_result(&mut self.conn)
+            .map_err(|error| self.explain(error))?;
         match self.told(&answer)? {
             Some(1) => Ok(true),
             Some(0) => Ok(false),
             _ => Err(LockError::Failed),
+        }
+    }
+
+    fn explain(&mut self, error: DieselError) -> LockError {
+        let conn = &mut self.conn;
+        let number = conn
+            .batch_execute(DIAGNOSE)
+            .and_then(|()| diesel::sql_query(ERROR).get_result::<Answer>(conn));
+        match number {
+            Ok(Answer {
+                answer: Some(DEADLOCK),
+                ..
+            }) => LockError::Deadlock,
+            _ => error.into(),
         }
     }
 
@@ -105,10 +131,9 @@ impl Lock {
 
 impl LockSession for Lock {
     /// MySQL 9.7 takes whole seconds only, so what is left of the last one is waited for here.
-    fn acquire(&mut self, timeout: Option<Duration>) -> Result<bool, LockError> {
+    fn acquire(&mut self, timeout: Duration) -> Result<bool, LockError> {
         let clock = Clock::Machine;
         let start = clock.now();
-        let timeout = timeout.unwrap_or(A_YEAR).min(A_YEAR);
         if self.get_lock(timeout.as_secs())? {
             return Ok(true);
         }

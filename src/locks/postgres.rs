@@ -29,14 +29,23 @@ const PREPARE: &str = "SELECT set_config(name, value, false) FROM pg_settings JO
 
 const SESSION: &str = "SELECT pg_backend_pid() AS pid";
 const LIMIT_WAIT: &str = "SELECT set_config('lock_timeout', $1, false)";
-const TRY: &str = "SELECT pg_try_advisory_lock($1) AS granted, pg_backend_pid() AS pid";
-const WAIT: &str = "SELECT pg_advisory_lock($1) IS NOT NULL AS granted, pg_backend_pid() AS pid";
-const RELEASE: &str = "SELECT pg_advisory_unlock($1) AS granted, pg_backend_pid() AS pid";
+
+/// Behind a pooler that gives each statement to another session, nothing is locked by a stranger.
+const TRY: &str =
+    "SELECT CASE WHEN pg_backend_pid() = $2 THEN pg_try_advisory_lock($1) ELSE false END
+    AS granted, pg_backend_pid() AS pid";
+/// It is void, which is not null: granted.
+const WAIT: &str = "SELECT CASE WHEN pg_backend_pid() = $2 THEN pg_advisory_lock($1) IS NOT NULL
+    ELSE false END AS granted, pg_backend_pid() AS pid";
+
+const RELEASE: &str =
+    "SELECT CASE WHEN pg_backend_pid() = $2 THEN pg_advisory_unlock($1) ELSE false END
+    AS granted, pg_backend_pid() AS pid";
 
 /// A key of 64 bits stands in two columns, with 1 in the third
 /// ([pg_locks](https://www.postgresql.org/docs/current/view-pg-locks.html)).
 const IS_OURS: &str = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted
-    AND pid = pg_backend_pid() AND objsubid = 1
+    AND pid = $2 AND objsubid = 1
     AND classid = (($1 >> 32) & 4294967295)::oid AND objid = ($1 & 4294967295)::oid
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS granted,
     pg_backend_pid() AS pid";
@@ -79,6 +88,7 @@ impl Lock {
     fn ask(&mut self, query: &str) -> Result<bool, LockError> {
         let answer: Answer = diesel::sql_query(query)
             .bind::<BigInt, _>(self.number)
+            .bind::<Integer, _>(self.pid)
             .get_result(&mut self.conn)?;
         if answer.pid != self.pid {
             return Err(LockError::Unsupported(Arc::new(Unsupported::Pooler)));
@@ -90,16 +100,14 @@ impl Lock {
 impl LockSession for Lock {
     /// A wait that ends by the server's limit is an error like others. That it was the limit is told
     /// by the time, and not by the text.
-    fn acquire(&mut self, timeout: Option<Duration>) -> Result<bool, LockError> {
+    fn acquire(&mut self, timeout: Duration) -> Result<bool, LockError> {
         if self.ask(TRY)? {
             return Ok(true);
         }
-        if timeout == Some(Duration::ZERO) {
+        if timeout.is_zero() {
             return Ok(false);
         }
-        let limit = timeout.map_or(0, |timeout| {
-            whole_millis(timeout).clamp(1, i32::MAX as u128)
-        });
+        let limit = whole_millis(timeout);
         diesel::sql_query(LIMIT_WAIT)
             .bind::<Text, _>(limit.to_string())
             .execute(&mut self.conn)?;
@@ -107,7 +115,7 @@ impl LockSession for Lock {
         let start = clock.now();
         match self.ask(WAIT) {
             Err(error @ LockError::Database(_)) => {
-                let is_over = timeout.is_some_and(|timeout| clock.now().since(start) >= timeout);
+                let is_over = clock.now().since(start) >= timeout;
                 // Granted as the limit was reached: the statement fails, and the session has the lock.
                 if self.is_ours()? {
                     Ok(true)
@@ -117,7 +125,6 @@ impl LockSession for Lock {
                     Err(error)
                 }
             }
-            // It is void, which is not null: granted.
             answer => answer,
         }
     }

@@ -6,25 +6,25 @@
 //! Invariant: when the last handle is gone, or a call has not come back in time, the connection is
 //! closed as soon as the call returns, and with it the lock.
 
-use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Select, Sender};
+use crossbeam_channel::{Select, Sender};
 
 use super::error::LockError;
 use crate::clock::Clock;
+use crate::loss::StopToken;
 
 /// The client libraries format errors and negotiate TLS on this stack.
 const STACK: usize = 512 * 1024;
 
 /// What an engine does for one lock, on one connection.
 pub(super) trait LockSession: Send {
-    /// Waits for the lock at most `timeout`, if any. False: it was held all the while.
-    fn acquire(&mut self, timeout: Option<Duration>) -> Result<bool, LockError>;
+    /// Waits for the lock at most `timeout`, a minute or less. False: it was held all the while.
+    fn acquire(&mut self, timeout: Duration) -> Result<bool, LockError>;
 
     /// Whether this session has the lock.
     fn is_ours(&mut self) -> Result<bool, LockError>;
@@ -48,6 +48,15 @@ pub(super) struct Session {
 pub(super) enum NoAnswer {
     TimedOut,
     Cancelled,
+}
+
+impl From<NoAnswer> for LockError {
+    fn from(why: NoAnswer) -> LockError {
+        match why {
+            NoAnswer::TimedOut => LockError::Timeout,
+            NoAnswer::Cancelled => LockError::Stopped,
+        }
+    }
 }
 
 impl Session {
@@ -75,12 +84,12 @@ impl Session {
         })
     }
 
-    /// Asks, and waits for the answer until `bound` is over or `cancel` disconnects. Without an answer
+    /// Asks, and waits for the answer until `bound` is over or it is stopped. Without an answer
     /// the session is given up.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         bound: Duration,
-        cancel: Option<&Receiver<Infallible>>,
+        stop: Option<&StopToken>,
         question: impl FnOnce(&mut Option<Box<dyn LockSession>>) -> T + Send + 'static,
     ) -> Result<T, NoAnswer> {
         let until = self.clock.now().after(bound);
@@ -91,8 +100,8 @@ impl Session {
         }
         let mut select = Select::new();
         select.recv(&answer);
-        if let Some(signal) = cancel {
-            select.recv(signal);
+        if let Some(stop) = stop {
+            select.recv(stop.receiver());
         }
         loop {
             match select.ready_timeout(self.clock.nap(until)) {

@@ -14,14 +14,20 @@ use std::time::Duration;
 
 use diesel::connection::{Connection, SimpleConnection};
 use diesel::prelude::*;
+use diesel::result::Error as DieselError;
 use diesel::sqlite::SqliteConnection;
 
 use super::error::LockError;
 use super::key;
 use super::session::LockSession;
 use super::target::Target;
-use crate::clock::Clock;
 use crate::timings::whole_millis;
+
+/// What `SQLITE_BUSY` is in words ([sqlite3_errstr]), the only ones of an error of SQLite's that Diesel hands
+/// on.
+///
+/// [sqlite3_errstr]: https://www.sqlite.org/c3ref/errcode.html
+const BUSY: &str = "database is locked";
 
 struct Lock {
     conn: SqliteConnection,
@@ -45,31 +51,17 @@ fn identity(path: &str) -> Option<(u64, u64)> {
 }
 
 impl LockSession for Lock {
-    /// A wait that ends by the busy timeout is an error like others. That it was the timeout is told by
-    /// the time, and not by the text.
-    fn acquire(&mut self, timeout: Option<Duration>) -> Result<bool, LockError> {
-        let limit = timeout.map_or(i32::MAX as u128, whole_millis);
-        let limit = limit.min(i32::MAX as u128);
+    fn acquire(&mut self, timeout: Duration) -> Result<bool, LockError> {
+        let limit = whole_millis(timeout);
         self.conn
             .batch_execute(&format!("PRAGMA busy_timeout = {limit}"))?;
-        let clock = Clock::Machine;
-        let start = clock.now();
         match self.conn.batch_execute("BEGIN EXCLUSIVE") {
             Ok(()) => {
                 self.file = identity(&self.path);
                 Ok(true)
             }
-            Err(error) => {
-                let waited = clock.now().since(start);
-                // Looked at by its name: to open and close it here would end this process's locks on it.
-                let can_be_locked =
-                    fs::metadata(&self.path).is_ok_and(|file| !file.permissions().readonly());
-                if timeout.is_some_and(|timeout| waited >= timeout) && can_be_locked {
-                    Ok(false)
-                } else {
-                    Err(error.into())
-                }
-            }
+            Err(DieselError::DatabaseError(_, why)) if why.message() == BUSY => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 

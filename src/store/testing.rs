@@ -485,7 +485,7 @@ impl Session for Scripted {
 
 /// Waits until `so`.
 #[track_caller]
-pub(crate) fn soon(so: impl Fn() -> bool) {
+pub(crate) fn soon(mut so: impl FnMut() -> bool) {
     let patience = after(PATIENCE);
     while !so() {
         assert!(patience.try_recv().is_err(), "it did not become so");
