@@ -1,5 +1,6 @@
 //! What `available` says of a database that can carry leases, and of each kind that cannot.
 
+use diesel_lease::locks::{LockError, NamedLocks};
 use diesel_lease::{Error, Leases, Unsupported};
 
 use crate::support::database::Database;
@@ -296,6 +297,13 @@ mod clusters {
         assert!(
             matches!(answer, Err(Error::Unsupported(Unsupported::Galera))),
             "{answer:?}"
+        );
+        // Its locks are a node's.
+        let locks = NamedLocks::connect(&url).expect("a URL");
+        let refused = locks.try_acquire("k");
+        assert!(
+            matches!(&refused, Err(LockError::Unsupported(why)) if matches!(**why, Unsupported::Galera)),
+            "{refused:?}"
         );
     }
 }

@@ -14,6 +14,7 @@ use diesel::mysql::MysqlConnection;
 use diesel::pg::PgConnection;
 #[cfg(feature = "sqlite")]
 use diesel::sqlite::SqliteConnection;
+use diesel_lease::locks::{LockError, NamedLocks};
 use diesel_lease::{LeaseBackend, Leases, Tenure, Timings};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
@@ -81,9 +82,14 @@ pub(crate) fn parent(role: &Role) {
     let [held, run] = ["held", "run"].map(|name| of_held.claim(name).unwrap().hold().unwrap());
     // A session that has locked a row for a commit elsewhere is kept too.
     commit(&role.argument("elsewhere"), &dropped.tenure());
+    let locks = NamedLocks::connect(&role.argument("url")).unwrap();
+    let [lock, dropped_lock] = ["lock", "dropped"].map(|key| locks.acquire(key, LONG).unwrap());
     role.say("holding");
     role.hear();
     let Some(child) = fork() else {
+        drop(dropped_lock);
+        let is_forked = matches!(lock.release(), Err(LockError::Forked));
+        drop(lock);
         drop(dropped);
         drop(held);
         let explicit = released.release();
@@ -95,7 +101,8 @@ pub(crate) fn parent(role: &Role) {
         drop((leases, of_held));
         // Time for whatever was set off.
         thread::sleep(Duration::from_millis(300));
-        process::exit(i32::from(explicit.is_ok() || panicked.is_ok()));
+        let is_wrong = explicit.is_ok() || panicked.is_ok() || !is_forked;
+        process::exit(i32::from(is_wrong));
     };
     let status = waitpid(Some(child), WaitOptions::empty()).unwrap();
     let status = status.and_then(|(_, status)| status.exit_status());
@@ -108,8 +115,14 @@ pub(crate) fn parent(role: &Role) {
         held.tenure().verify().unwrap();
         held.tenure().check().unwrap();
     }
+    for lock in [&lock, &dropped_lock] {
+        assert!(locks.try_acquire(lock.key()).unwrap().is_none());
+        assert!(!lock.is_lost());
+    }
     role.say("still held");
     role.hear();
+    lock.release().unwrap();
+    dropped_lock.release().unwrap();
     dropped.release().unwrap();
     held.release().unwrap();
     released.release().unwrap();

@@ -1,16 +1,19 @@
 //! Named locks: they exclude, they are noticed when lost, and nothing of them is left behind.
 
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use diesel_lease::StopToken;
-use diesel_lease::locks::{AcquireOptions, Builder, LockError, LockScope, NamedLock, NamedLocks};
+use diesel_lease::locks::{
+    AcquireOptions, Builder, InvalidKey, LockError, LockScope, NamedLock, NamedLocks,
+};
 
 use crate::support::database::Database;
 use crate::support::process::{Child, Role};
+use crate::support::random::Random;
 use crate::support::{Engine, LONG, engines, eventually};
 
 mod loss;
@@ -26,7 +29,8 @@ engines! {
     fn no_session_is_left_however_a_lock_ends,
     fn a_stop_ends_a_wait,
     fn a_lock_is_free_after_its_process_was_killed,
-    fn a_release_at_the_moment_of_a_timeout_leaves_no_lock;
+    fn a_release_at_the_moment_of_a_timeout_leaves_no_lock,
+    fn two_that_want_each_others_lock_both_give_up;
     servers: fn databases_of_one_server_have_locks_of_their_own, fn the_scope_of_a_server
 }
 
@@ -232,29 +236,36 @@ fn a_lock_is_free_after_its_process_was_killed(engine: Engine) {
     assert_free(&locks, "k");
 }
 
+/// The moment of the release is brought to where half of the waiters get the lock.
 fn a_release_at_the_moment_of_a_timeout_leaves_no_lock(engine: Engine) {
     const ROUNDS: u64 = 300;
+    const TIMEOUT: Duration = Duration::from_millis(60);
     let database = Database::create(engine);
     let locks = on(&database);
-    let granted = AtomicUsize::new(0);
+    let (granted, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
     thread::scope(|scope| {
         for worker in 0..6_u64 {
-            let (locks, granted) = (&locks, &granted);
+            let (locks, granted, refused) = (&locks, &granted, &refused);
             scope.spawn(move || {
                 let key = format!("k{worker}");
-                for round in 0..ROUNDS / 6 {
+                let mut random = Random::new(worker);
+                let mut moment = TIMEOUT;
+                for _ in 0..ROUNDS / 6 {
                     let lock = locks.acquire(&key, LONG).expect("free");
                     thread::scope(|scope| {
-                        let waiter = scope.spawn(|| locks.acquire(&key, Duration::from_millis(60)));
-                        // From before to after the waiter's timeout, its connecting included.
-                        thread::sleep(Duration::from_millis(50 + (round * 7) % 40));
+                        let waiter = scope.spawn(|| locks.acquire(&key, TIMEOUT));
+                        thread::sleep(moment + Duration::from_micros(random.below(4_000)));
                         lock.release().expect("it was ours");
                         match waiter.join().unwrap() {
                             Ok(second) => {
                                 granted.fetch_add(1, Ordering::Relaxed);
+                                moment += Duration::from_millis(2);
                                 second.release().expect("it was ours");
                             }
-                            Err(LockError::Timeout) => {}
+                            Err(LockError::Timeout) => {
+                                refused.fetch_add(1, Ordering::Relaxed);
+                                moment = moment.saturating_sub(Duration::from_millis(2));
+                            }
                             Err(error) => panic!("{error:?}"),
                         }
                     });
@@ -262,12 +273,65 @@ fn a_release_at_the_moment_of_a_timeout_leaves_no_lock(engine: Engine) {
             });
         }
     });
-    for worker in 0..6 {
-        assert_free(&locks, &format!("k{worker}"));
-    }
+    let counts = [granted, refused].map(AtomicUsize::into_inner);
+    assert!(counts.iter().all(|count| *count > 10), "{counts:?}");
+    let keys: Vec<String> = (0..6).map(|worker| format!("k{worker}")).collect();
     if engine != Engine::Sqlite {
         eventually(LONG, "no session is left", || database.session_count() == 0);
+        assert_eq!(locked_on(&database, &keys), [""; 0]);
+        let _lock = locks.acquire("k3", LONG).expect("free");
+        assert_eq!(locked_on(&database, &keys), ["k3"]);
     }
+    for key in keys {
+        assert_free(&locks, &key);
+    }
+}
+
+/// Which of some keys are locked, by the word of the server and the documented encoding.
+fn locked_on(database: &Database, keys: &[String]) -> Vec<String> {
+    let mut admin = database.admin();
+    let mut is_locked = |key: &String| {
+        let query = match database.engine() {
+            Engine::Postgres => format!(
+                "SELECT COUNT(*) FROM pg_locks, (SELECT encode(substr(sha256( \
+                 'diesel-lease:lock'::bytea || '\\x00'::bytea || '{key}'::bytea), 1, 8), 'hex') AS hex) h \
+                 WHERE locktype = 'advisory' AND objsubid = 1 \
+                 AND lpad(to_hex(classid::bigint), 8, '0') || lpad(to_hex(objid::bigint), 8, '0') = hex \
+                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            ),
+            _ => format!(
+                "SELECT IS_USED_LOCK(SHA2(CONCAT('diesel-lease:lock', CHAR(0), DATABASE(), CHAR(0), \
+                 '{key}'), 256)) IS NOT NULL"
+            ),
+        };
+        admin.one_i64(&query) > 0
+    };
+    keys.iter().filter(|key| is_locked(key)).cloned().collect()
+}
+
+fn two_that_want_each_others_lock_both_give_up(engine: Engine) {
+    let database = Database::create(engine);
+    let locks = on(&database);
+    let both_have_one = Barrier::new(2);
+    let both_gave_up = Barrier::new(2);
+    thread::scope(|scope| {
+        for (own, others) in [("a", "b"), ("b", "a")] {
+            let (locks, both_have_one, both_gave_up) = (&locks, &both_have_one, &both_gave_up);
+            scope.spawn(move || {
+                let lock = locks.acquire(own, LONG).expect("free");
+                both_have_one.wait();
+                let wanted = locks.acquire(others, Duration::from_secs(1));
+                assert!(matches!(wanted, Err(LockError::Timeout)), "{wanted:?}");
+                both_gave_up.wait();
+                assert!(!lock.is_lost());
+                assert!(locks.try_acquire(own).expect("an answer").is_none());
+                both_gave_up.wait();
+                lock.release().expect("it was ours");
+            });
+        }
+    });
+    assert_free(&locks, "a");
+    assert_free(&locks, "b");
 }
 
 fn databases_of_one_server_have_locks_of_their_own(engine: Engine) {
@@ -284,7 +348,16 @@ fn the_scope_of_a_server(engine: Engine) {
         return;
     }
     let locks = locks.expect("locks");
-    let key = format!("lock of {}", database.name());
+    let refused = locks.acquire("🔒", LONG);
+    assert!(
+        matches!(
+            refused,
+            Err(LockError::InvalidKey(InvalidKey::NotForServer { .. }))
+        ),
+        "{refused:?}"
+    );
+    // As long as a name can be.
+    let key = format!("{:中<64}", database.name());
     let mut other = database.connect();
     let lock = locks.acquire(&key, LONG).expect("free");
     assert_eq!(other.one_i64(&format!("SELECT GET_LOCK('{key}', 0)")), 0);

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use diesel_lease::locks::{LockError, NamedLocks};
+use diesel_lease::locks::{LockError, LockScope, NamedLocks};
 
 use super::{SHORT, quick};
 use crate::support::database::Database;
@@ -19,6 +19,8 @@ engines! {
         fn a_server_that_limits_statements_ends_no_wait,
         fn a_server_that_is_read_only_is_refused,
         fn a_wait_that_is_ended_from_outside_is_no_lock,
+        fn a_wait_without_limit_notices_a_server_that_stands_still,
+        fn a_deadlock_is_told,
         fn a_password_is_in_no_error
 }
 
@@ -61,6 +63,53 @@ fn a_server_that_stands_still_holds_nobody_up(engine: Engine) {
         lock.release().expect("it was ours");
     }
     eventually(LONG, "no session is left", || database.session_count() == 0);
+}
+
+fn a_wait_without_limit_notices_a_server_that_stands_still(engine: Engine) {
+    let server = OwnServer::take(engine);
+    let database = Database::on(&server);
+    let locks = quick().build(database.url()).expect("locks");
+    let _lock = locks.acquire("k", LONG).expect("free");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.acquire("k", Duration::MAX));
+        // It has begun to wait, in the second of its steps.
+        thread::sleep(Duration::from_millis(1_500));
+        assert!(!waiter.is_finished());
+        let paused = server.pause();
+        let ended = within(Duration::from_secs(2), || waiter.join().unwrap());
+        assert!(matches!(ended, Err(LockError::Timeout)), "{ended:?}");
+        paused.resume();
+    });
+}
+
+/// A session that waits for its first lock can only be in a deadlock if the server gives it another one
+/// when it connects, which PostgreSQL cannot.
+fn a_deadlock_is_told(engine: Engine) {
+    if engine == Engine::Postgres {
+        return;
+    }
+    let server = OwnServer::take(engine);
+    let database = Database::on(&server);
+    let builder = NamedLocks::builder().scope(LockScope::Server);
+    let locks = builder.build(database.url()).expect("locks");
+    let held = locks.acquire("held", LONG).expect("free");
+    server.configure(
+        "SET GLOBAL init_connect = 'DO GET_LOCK(\"other\", 0), SLEEP(2)'",
+        "SET GLOBAL init_connect = ''",
+    );
+    let mut stranger = database.admin();
+    assert_eq!(stranger.one_i64("SELECT GET_LOCK('k', 0)"), 1);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.acquire("k", LONG));
+        thread::sleep(Duration::from_secs(1));
+        assert_eq!(stranger.one_i64("SELECT GET_LOCK('other', 20)"), 1);
+        let ended = waiter.join().unwrap();
+        assert!(matches!(ended, Err(LockError::Deadlock)), "{ended:?}");
+    });
+    assert!(!held.is_lost());
+    let is_held = "SELECT IS_USED_LOCK('held') <> CONNECTION_ID()";
+    assert_eq!(stranger.one_i64(is_held), 1);
+    held.release().expect("it was ours");
 }
 
 fn a_frozen_network_is_a_loss(engine: Engine) {
