@@ -112,14 +112,17 @@ impl History {
         let sum = |count: fn(&Told) -> u32| self.told.iter().map(count).sum::<u32>();
         let instants: BTreeSet<_> = self.rounds.iter().map(|round| round.at_ms).collect();
         format!(
-            "{} writes, {} told as unknown, {} as refused; {} leaders; {} instants, {} run again; \
+            "{} writes, {} told as unknown, {} as refused; {} leaders; {} instants, {} in a second try; \
              {} locks held; {} processes",
             self.counter,
             sum(|told| told.unknown),
             sum(|told| told.refused),
             self.leaders,
             instants.len(),
-            self.rounds.len() - instants.len(),
+            self.rounds
+                .iter()
+                .filter(|round| round.is_rerun > 0)
+                .count(),
             self.locked.len(),
             self.told.len(),
         )
