@@ -1,7 +1,5 @@
 //! Every act of the library, and the same SQL kept prepared on one connection, in turns.
 
-use std::time::Instant;
-
 use diesel_lease::{BoxError, Leases};
 
 use crate::Effort;
@@ -146,14 +144,5 @@ fn one(rows: usize) -> Result<(), BoxError> {
         Ok(())
     } else {
         Err(format!("{rows} rows where one was expected").into())
-    }
-}
-
-impl Times {
-    fn time(&mut self, act: impl FnOnce() -> Result<(), BoxError>) -> Result<(), BoxError> {
-        let start = Instant::now();
-        act()?;
-        self.push(start.elapsed());
-        Ok(())
     }
 }

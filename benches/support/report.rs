@@ -1,13 +1,29 @@
 //! Times to tables and JSON.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use diesel_lease::BoxError;
 
 /// Times of one thing.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Times(Vec<Duration>);
 
 impl Times {
+    pub(crate) const fn new() -> Times {
+        Times(Vec::new())
+    }
+
+    pub(crate) fn time(
+        &mut self,
+        act: impl FnOnce() -> Result<(), BoxError>,
+    ) -> Result<(), BoxError> {
+        let start = Instant::now();
+        act()?;
+        self.push(start.elapsed());
+        Ok(())
+    }
+
     pub(crate) fn push(&mut self, time: Duration) {
         self.0.push(time);
     }
