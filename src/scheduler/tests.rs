@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use chrono_tz::Tz;
+use proptest::prelude::*;
 
 use super::schedule::{Schedule, zone};
 use crate::mistakes::Mistake;
@@ -162,4 +163,108 @@ fn instants_between_two_times_are_counted() {
     assert_eq!(count("2026-11-30T10:00:00Z", "2026-11-30T10:03:59Z"), 3);
     assert_eq!(count("2026-11-30T10:00:00Z", "2026-11-30T10:00:59Z"), 0);
     assert_eq!(count("2026-11-30T10:00:00Z", "2027-11-30T10:00:00Z"), 100);
+}
+
+/// An expression, or what could be taken for one.
+fn expression() -> impl Strategy<Value = String> {
+    let field = prop::sample::select(vec![
+        "*",
+        "0",
+        "1",
+        "5",
+        "7",
+        "31",
+        "59",
+        "60",
+        "99",
+        "-1",
+        "1-5",
+        "5-1",
+        "*/2",
+        "*/0",
+        "1,2,3",
+        "L",
+        "1L",
+        "15W",
+        "LW",
+        "MON",
+        "mon-fri",
+        "FEB",
+        "1#3",
+        "?",
+        "H",
+        "+",
+        "+1",
+        "",
+        "x",
+        "é",
+        "99999999999",
+    ]);
+    let fields = prop::collection::vec(field, 0..8).prop_map(|fields| fields.join(" "));
+    let every = prop::sample::select(vec![
+        "0s",
+        "1s",
+        "90s",
+        "1h 30m",
+        "1ms",
+        "1y",
+        "584542046090y",
+        "18446744073709551615s",
+        "-1s",
+        "é",
+        "",
+        "9223372036854775807s",
+        "9223372036854775808s",
+    ]);
+    let named = prop::sample::select(vec![
+        "@daily",
+        "@hourly",
+        "@midnight",
+        "@yearly",
+        "@reboot",
+        "@every",
+        "@",
+        "@DAILY",
+    ]);
+    prop_oneof![
+        4 => fields,
+        1 => every.prop_map(|every| format!("@every {every}")),
+        1 => named.prop_map(str::to_owned),
+        1 => any::<String>(),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_expression_is_refused_or_rises(
+        expression in expression(),
+        zone in prop::sample::select(chrono_tz::TZ_VARIANTS.to_vec()),
+        seconds in -10_000_000_000..10_000_000_000_i64,
+        millis in 0..1_000_u32,
+    ) {
+        let Ok(schedule) = Schedule::parse(&expression, zone) else {
+            return Ok(());
+        };
+        let time = DateTime::from_timestamp(seconds, millis * 1_000_000).expect("a time");
+        let mut before = time;
+        for _ in 0..5 {
+            let Some(next) = schedule.after(before) else { break };
+            prop_assert!(next > before, "{:?}: {} after {}", expression, next, before);
+            prop_assert_eq!(schedule.last(next, DAY), Some(next));
+            before = next;
+        }
+        if let Some(last) = schedule.last(time, Duration::MAX) {
+            prop_assert!(last <= time, "{:?}: {} at {}", expression, last, time);
+        }
+        schedule.count(time, DateTime::<Utc>::MAX_UTC, 3);
+    }
+
+    #[test]
+    fn any_zone_is_refused_or_found(name in any::<String>()) {
+        if let Ok(zone) = zone(&name) {
+            prop_assert_eq!(zone.name(), name);
+        }
+    }
 }

@@ -131,23 +131,21 @@ pub(crate) fn secrets(url: &str) -> Vec<String> {
         return Vec::new();
     };
     let (before_query, query) = rest.split_once('?').unwrap_or((rest, ""));
-    // A password may hold an unescaped `@`, `/` or `?`: the last `@` ends it.
+    // A password may hold an unescaped `@` or `/`: the last `@` ends it.
     let password = |part: &str| {
         let (user_info, _) = part.rsplit_once('@')?;
         Some(user_info.split_once(':')?.1.to_owned())
     };
-    let in_authority = if before_query.contains('@') {
-        password(before_query)
-    } else {
-        password(rest).filter(|found| !is_port(found))
-    };
+    let in_authority = password(before_query);
+    // Or what looks like a query is a part of it.
+    let beyond = password(rest).filter(|found| !is_port(found));
     let in_query = query.split('&').filter_map(|pair| {
         let (key, value) = pair.split_once('=')?;
         let key = percent_decode_str(key).decode_utf8_lossy();
         matches!(&*key, "password" | "sslpassword").then(|| value.to_owned())
     });
     let mut secrets = Vec::new();
-    for written in in_authority.into_iter().chain(in_query) {
+    for written in in_authority.into_iter().chain(beyond).chain(in_query) {
         let meant = percent_decode_str(&written)
             .decode_utf8_lossy()
             .into_owned();
@@ -169,15 +167,18 @@ fn is_port(text: &str) -> bool {
     port.chars().all(|c| c.is_ascii_digit())
 }
 
-/// A manager's error may repeat its URL.
+/// A manager's error may repeat its URL. Of that no more is left than a host and a path.
 fn without_url(text: &str) -> String {
-    match text.split_once("://") {
-        Some((before, url)) => {
-            let after = url.rsplit_once('@').map_or("", |(_, after)| after);
-            format!("{before}://***@{after}")
-        }
-        None => text.to_owned(),
-    }
+    let Some((before, url)) = text.split_once("://") else {
+        return text.to_owned();
+    };
+    let shown = match url.rsplit_once('@') {
+        // Or that `@` is one of a password in the query.
+        Some((user_info, rest)) if !user_info.contains('?') => rest,
+        _ => "",
+    };
+    let shown = shown.split('?').next().unwrap_or_default();
+    format!("{before}://***@{shown}")
 }
 
 pub(crate) fn without(secrets: &[String], error: ConnectionError) -> ConnectionError {
@@ -198,3 +199,6 @@ pub(crate) fn without(secrets: &[String], error: ConnectionError) -> ConnectionE
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests;

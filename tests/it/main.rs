@@ -25,6 +25,7 @@ mod fork;
 #[cfg(feature = "guarded-connection")]
 mod guard;
 mod hold;
+mod hostile;
 mod locks;
 mod loom_model;
 mod model;
