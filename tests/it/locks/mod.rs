@@ -17,6 +17,7 @@ use crate::support::random::Random;
 use crate::support::{Engine, LONG, engines, eventually};
 
 mod loss;
+mod pooler;
 mod servers;
 
 engines! {
