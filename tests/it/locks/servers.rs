@@ -15,6 +15,7 @@ engines! {
     servers:
         fn a_server_that_stands_still_holds_nobody_up,
         fn a_frozen_network_is_a_loss,
+        fn a_reset_under_a_keep_alive_is_a_loss_at_once,
         fn a_server_that_ends_idle_sessions_is_kept_busy,
         fn a_server_that_limits_statements_ends_no_wait,
         fn a_server_that_is_read_only_is_refused,
@@ -126,6 +127,22 @@ fn a_frozen_network_is_a_loss(engine: Engine) {
     let direct = quick().build(database.url()).expect("locks");
     let lock = direct.acquire("k", LONG).expect("its session is gone");
     lock.release().expect("it was ours");
+}
+
+fn a_reset_under_a_keep_alive_is_a_loss_at_once(engine: Engine) {
+    let database = Database::create(engine);
+    let proxy = Proxy::to(database.url());
+    let patient = NamedLocks::builder()
+        .keep_alive_interval(SHORT)
+        .keep_alive_timeout(LONG);
+    let locks = patient.build(&proxy.url(database.url())).expect("locks");
+    let lock = locks.acquire("k", LONG).expect("free");
+    proxy.freeze_replies();
+    thread::sleep(SHORT * 3);
+    assert!(!lock.is_lost());
+    proxy.drop_connections();
+    within(SHORT, || lock.lost().recv().expect_err("nothing is sent"));
+    assert!(lock.is_lost());
 }
 
 fn a_server_that_ends_idle_sessions_is_kept_busy(engine: Engine) {
