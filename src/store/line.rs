@@ -137,7 +137,8 @@ impl Line {
     /// A missing table is told by asking for it, and not by an error's text.
     pub(crate) fn explain(&mut self, failure: Failure) -> Failure {
         match failure {
-            Failure::Database(_) if self.is_overdue() => failure,
+            // What its caller says of it by then, whichever comes first.
+            Failure::Database(_) if self.is_overdue() => Failure::TooLate,
             Failure::Database(_) => match self.ask_once(|session| session.has_table()) {
                 Ok(false) => Failure::SchemaMissing,
                 _ => failure,
