@@ -13,7 +13,7 @@ mod modes;
 mod support;
 
 const USAGE: &str = "usage: cargo bench --all-features -- [MODE...] [--quick] [--engine NAME...]
-modes: acts (default), guard (default), threads (default), locks, takeover, leases
+modes: acts (default), guard (default), threads (default), contend, locks, takeover, leases
 engines: sqlite, postgres, mariadb, mysql; without --engine those whose URL is in the environment:
   DIESEL_LEASE_PG_URL, DIESEL_LEASE_MARIADB_URL, DIESEL_LEASE_MYSQL_URL";
 
@@ -40,6 +40,9 @@ const QUICK: Effort = Effort {
 };
 
 fn main() -> Result<(), BoxError> {
+    if let Some(part) = modes::contend::Part::of_this_process() {
+        return part.play();
+    }
     let (mut modes, mut engines, mut effort) = (Vec::new(), Vec::new(), FULL);
     let mut arguments = env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -48,7 +51,9 @@ fn main() -> Result<(), BoxError> {
             "--engine" => engines.push(arguments.next().ok_or(USAGE)?),
             // Cargo's own.
             "--bench" => {}
-            "acts" | "guard" | "threads" | "locks" | "takeover" | "leases" => modes.push(argument),
+            "acts" | "guard" | "threads" | "contend" | "locks" | "takeover" | "leases" => {
+                modes.push(argument)
+            }
             _ => return Err(USAGE.into()),
         }
     }
@@ -67,6 +72,9 @@ fn main() -> Result<(), BoxError> {
     for engine in Engine::all(&engines)? {
         if runs("guard", true) {
             modes::guard::run(&engine, effort)?;
+        }
+        if runs("contend", false) {
+            modes::contend::run(&engine, effort)?;
         }
         if runs("locks", false) {
             modes::locks::run(&engine, effort)?;

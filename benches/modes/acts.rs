@@ -94,7 +94,7 @@ fn measure(engine: &Engine, rounds: usize) -> Result<Run, BoxError> {
         })?;
         acts.for_lease(&theirs, &holder(round), 0);
         claims.1.time(|| {
-            bare.claim(&acts)?;
+            bare.claim(&acts)?.ok_or("the name is held")?;
             one(bare.release(&acts)?)
         })?;
     }
@@ -105,7 +105,8 @@ fn measure(engine: &Engine, rounds: usize) -> Result<Run, BoxError> {
             .try_claim(&format!("{ours}:{at}"))?
             .ok_or("the name is held")?;
         acts.for_lease(&format!("{theirs}:{at}"), &holder(at), 0);
-        kept.push((lease, bare.claim(&acts)?));
+        let term = bare.claim(&acts)?.ok_or("the name is held")?;
+        kept.push((lease, term));
     }
     for round in 0..rounds {
         let (lease, term) = &kept[round % KEPT];

@@ -1,6 +1,7 @@
 //! What is measured.
 
 pub(crate) mod acts;
+pub(crate) mod contend;
 pub(crate) mod guard;
 pub(crate) mod leases;
 pub(crate) mod locks;

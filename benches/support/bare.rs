@@ -7,7 +7,8 @@ use diesel::sql_types::{BigInt, Text};
 use super::record::Acts;
 
 pub(crate) trait Bare {
-    fn claim(&mut self, acts: &Acts) -> QueryResult<i64>;
+    /// The term. `None`: it is held.
+    fn claim(&mut self, acts: &Acts) -> QueryResult<Option<i64>>;
     fn renew(&mut self, acts: &Acts) -> QueryResult<usize>;
     fn verify(&mut self, acts: &Acts) -> QueryResult<i64>;
     fn release(&mut self, acts: &Acts) -> QueryResult<usize>;
@@ -36,7 +37,7 @@ struct Answer {
 macro_rules! bare {
     ($connection:ty, |$conn:ident, $acts:ident| $claim:expr) => {
         impl Bare for $connection {
-            fn claim(&mut self, $acts: &Acts) -> QueryResult<i64> {
+            fn claim(&mut self, $acts: &Acts) -> QueryResult<Option<i64>> {
                 let $conn = self;
                 $claim
             }
@@ -64,16 +65,18 @@ macro_rules! bare {
 #[cfg(feature = "postgres")]
 bare!(PgConnection, |conn, acts| acts.claim[0]
     .kept::<Claim, BigInt>()
-    .get_result(conn));
+    .get_result(conn)
+    .optional());
 
 #[cfg(feature = "sqlite")]
 bare!(SqliteConnection, |conn, acts| acts.claim[0]
     .kept::<Claim, BigInt>()
-    .get_result(conn));
+    .get_result(conn)
+    .optional());
 
 #[cfg(feature = "mysql")]
 bare!(MysqlConnection, |conn, acts| {
     acts.claim[0].kept::<Claim, ()>().execute(conn)?;
     let row: Values = acts.claim[1].kept::<Read, Row>().get_result(conn)?;
-    Ok(row.3)
+    Ok((row.1 == acts.holder).then_some(row.3))
 });

@@ -104,6 +104,11 @@ impl Engine {
         (self.open)(&self.url)
     }
 
+    /// To the database of another process of this bench.
+    pub(crate) fn connect_to(&self, url: &str) -> Result<Box<dyn Bare>, BoxError> {
+        (self.open)(url)
+    }
+
     pub(crate) fn sessions(&self, connection: &mut dyn Bare) -> Result<f64, BoxError> {
         Ok(connection.ask(self.sessions)?.parse()?)
     }

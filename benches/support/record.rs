@@ -58,14 +58,14 @@ enum Bind {
 }
 
 /// What each act sends. `claim` is two statements on MySQL and MariaDB.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Acts {
     pub(crate) claim: Vec<Sent>,
     pub(crate) renew: Sent,
     pub(crate) verify: Sent,
     pub(crate) release: Sent,
     name: String,
-    holder: String,
+    pub(crate) holder: String,
     term: i64,
 }
 
