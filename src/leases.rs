@@ -192,15 +192,19 @@ impl Leases {
         let mut pace = Pace::new(self.timings().poll());
         // Nothing is looked at before it is told to be the first.
         let mut look = until;
+        let mut was_asked = false;
         loop {
-            let may_be_free = match self.hear(&place, look)? {
+            let told = self.hear(&place, look)?;
+            let is_over = told.is_none() && clock.now() >= until;
+            let may_be_free = match told {
                 Some(Told::Free) => true,
                 Some(Told::FreeInAWhile) => {
                     self.pause(clock.now().after(GIVE_WAY).min(until))?;
                     true
                 }
                 Some(Told::First) => false,
-                None if clock.now() >= until => return Ok(None),
+                // That it is held is what the database says, and not that others wait for it.
+                None if is_over => !was_asked,
                 None => match self.store.read(name, &self.stops)? {
                     Some(row) if !row.is_free() => {
                         pace.saw(&row);
@@ -213,6 +217,10 @@ impl Leases {
                 place.won(lease.term(), clock.now());
                 return Ok(Some(lease));
             }
+            if is_over {
+                return Ok(None);
+            }
+            was_asked |= told != Some(Told::First);
             look = clock.now().after(pace.next()).min(until);
         }
     }

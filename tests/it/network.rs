@@ -33,6 +33,7 @@ engines! {
     fn calls_into_a_frozen_network_are_bounded,
     fn calls_to_a_stopped_server_are_bounded,
     fn a_wait_is_bounded_when_the_network_freezes_meanwhile,
+    fn no_waiter_is_told_that_a_name_is_held_by_a_server_that_cannot_say,
     fn drops_and_the_exit_of_the_process_do_not_wait_for_a_stopped_server,
     fn rounds_against_a_stopped_server_leave_no_more_than_the_cap,
     fn rounds_against_reset_connections_leave_no_more_than_the_cap,
@@ -325,6 +326,24 @@ fn calls_to_a_stopped_server_are_bounded(engine: Engine) {
     let server = OwnServer::take(engine);
     let database = Database::on(&server);
     calls_are_bounded(&database, database.url(), || server.pause()).resume();
+}
+
+/// Also not those that have waited behind another all the while.
+fn no_waiter_is_told_that_a_name_is_held_by_a_server_that_cannot_say(engine: Engine) {
+    let database = Database::create(engine);
+    migrated(&database, &TIMES);
+    let proxy = Proxy::to(database.url());
+    let leases = leases(&proxy.url(database.url()), &TIMES);
+    leases.inspect("job").unwrap();
+    proxy.freeze();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let answer = leases.claim_timeout("job", TIMES.attempt / 4);
+                assert!(matches!(answer, Err(Error::TimedOut)), "{answer:?}");
+            });
+        }
+    });
 }
 
 fn a_wait_is_bounded_when_the_network_freezes_meanwhile(engine: Engine) {
