@@ -257,6 +257,24 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Stops the first worker, and once more where that has something else in hand that the second needs.
+    fn stop_until_the_next_one_writes(&mut self) {
+        for _ in 0..10 {
+            self.posts[0].child.stop();
+            let end = Instant::now() + TIMINGS.lease * 3;
+            while Instant::now() < end {
+                self.hear();
+                if self.told[1].done.len() > 2 {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            self.posts[0].child.cont();
+            thread::sleep(TIMINGS.renew);
+        }
+        panic!("the next one never writes");
+    }
+
     /// Ends all workers; what they have done.
     fn history(mut self) -> (Troubles, History) {
         for post in &mut self.posts {
@@ -340,16 +358,13 @@ fn stop_at_the_brink(engine: Engine, skips_the_fence: bool) -> History {
             run.hear();
             run.told[0].is_at_the_brink
         });
-        run.posts[0].child.stop();
         run.add(false, false);
         if engine == Engine::Sqlite && !skips_the_fence {
-            // Which has the file, and nobody else writes.
+            // It has the file, and nobody else writes.
+            run.posts[0].child.stop();
             thread::sleep(TIMINGS.lease * 2);
         } else {
-            eventually(LONG, "the next one writes", || {
-                run.hear();
-                run.told[1].done.len() > 2
-            });
+            run.stop_until_the_next_one_writes();
         }
         run.posts[0].child.cont();
         run.posts[0].child.tell("go on");
