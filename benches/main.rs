@@ -23,20 +23,21 @@ struct Effort {
     runs: usize,
     rounds: usize,
     seconds: u64,
-    leases: &'static [usize],
+    /// How many leases are held, and for how many seconds.
+    leases: &'static [(usize, u64)],
 }
 
 const FULL: Effort = Effort {
     runs: 15,
     rounds: 500,
     seconds: 60,
-    leases: &[10, 100, 1_000, 10_000],
+    leases: &[(10, 60), (100, 60), (1_000, 300), (10_000, 300)],
 };
 const QUICK: Effort = Effort {
     runs: 3,
     rounds: 100,
     seconds: 5,
-    leases: &[10, 100],
+    leases: &[(10, 5), (100, 5)],
 };
 
 fn main() -> Result<(), BoxError> {

@@ -51,7 +51,7 @@ impl Leases {
 /// A candidate that waits reads the record once in a [`poll`](Campaign::poll) and writes nothing. It
 /// claims when the name is free or the present lease can end: a leader that crashed is followed within
 /// the lease duration and a poll, one that stepped down within a poll. When the name is given back by the
-/// same leases or their clones it looks at once.
+/// same leases or their clones, or on PostgreSQL by anybody, it looks at once.
 ///
 /// # Examples
 ///
@@ -86,8 +86,8 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// How often a candidate looks. Defaults to 1 s; at least 10 ms. After a claim that was refused it
-    /// is up to a quarter less, at random, so that those who came at one moment do not come back at one.
+    /// How often a candidate looks. Defaults to 1 s; at least 10 ms. Each time it is up to a quarter less,
+    /// at random, so that those who came at one moment do not come back at one.
     pub fn poll(mut self, poll: Duration) -> Campaign {
         self.poll = poll.max(SHORTEST_POLL);
         self
@@ -417,9 +417,11 @@ where
                 return Ok(Some(held));
             }
         }
+        leases.store().listen();
+        let poll = self.after(*poll, Jitter::Sooner);
         let look = match held_for {
-            Some(left) => leases.store().clock().now().after(left.min(*poll)),
-            None => self.after(*poll, Jitter::Sooner),
+            Some(left) => leases.store().clock().now().after(left).min(poll),
+            None => poll,
         };
         leases.hear(place, look)?;
         Ok(None)

@@ -64,8 +64,9 @@
 //!
 //! A process that makes no [`Leases`] has no thread and no connection of this crate. One that does has a
 //! few workers (`lease-io`), each with a connection, from the first call on, and a timekeeper
-//! (`lease-renew`) for each held lease, which never touches a connection. No call outlasts its bound,
-//! whatever the network does.
+//! (`lease-renew`) for each held lease, which never touches a connection. On PostgreSQL there is one more
+//! connection while somebody waits for a name, with a thread that listens (`lease-listen`). No call outlasts
+//! its bound, whatever the network does.
 //!
 //! # Logs
 //!

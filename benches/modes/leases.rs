@@ -14,18 +14,14 @@ use crate::support::{process, record};
 const MOST_IN_A_FILE: usize = 1_000;
 
 pub(crate) fn run(engine: &Engine, effort: Effort) -> Result<(), BoxError> {
+    println!("\n{}; held by one process", engine.facts()?);
     println!(
-        "\n{}; held for {} s by one process",
-        engine.facts()?,
-        effort.seconds
+        "| leases | held for | lost | least left of 10 s | connections | statements/s | processor | switches/s | kB each |"
     );
-    println!(
-        "| leases | lost | least left of 10 s | connections | statements/s | processor | switches/s | kB each |"
-    );
-    println!("|---|---|---|---|---|---|---|---|");
-    for &count in effort.leases {
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for &(count, seconds) in effort.leases {
         if engine.name != "sqlite" || count <= MOST_IN_A_FILE {
-            hold(engine, count, effort.seconds)?;
+            hold(engine, count, seconds)?;
         }
     }
     Ok(())
@@ -68,7 +64,7 @@ fn hold(engine: &Engine, count: usize, seconds: u64) -> Result<(), BoxError> {
     first.release()?;
 
     println!(
-        "| {count} | {lost} | {:.1} s | {most_sessions:.0} | {statements:.0} | {cpu:.1} % | {switches:.0} | {:.1} |",
+        "| {count} | {seconds:.0} s | {lost} | {:.1} s | {most_sessions:.0} | {statements:.0} | {cpu:.1} % | {switches:.0} | {:.1} |",
         shortest.as_secs_f64(),
         bytes / 1e3,
     );

@@ -209,6 +209,24 @@ pub(crate) trait Session: Send {
     /// Every row, by name.
     fn list(&mut self) -> QueryResult<Vec<Row>>;
 
+    /// Whether such a session can [`listen`](Session::listen).
+    fn tells_of_releases() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
+    /// Asks to be told of names that are given back from now on.
+    fn listen(&mut self) -> QueryResult<()> {
+        Ok(())
+    }
+
+    /// The names of which it was told since. Does not wait, and sends nothing.
+    fn heard(&mut self) -> QueryResult<Vec<String>> {
+        Ok(Vec::new())
+    }
+
     /// Whether somebody has the row of this name locked, which must exist.
     fn is_locked(&mut self, name: &str) -> QueryResult<bool>;
 
@@ -299,9 +317,10 @@ macro_rules! common_questions {
 
         fn release(&mut self, key: Key<'_>) -> QueryResult<bool> {
             let mine = statements::held_by(key.name, key.holder);
-            let rows =
-                Write::update(super::Release, statements::given_back(), mine).execute(self)?;
-            Ok(rows == 1)
+            free(
+                self,
+                Write::update(super::Release, statements::given_back(), mine),
+            )
         }
 
         fn unlock(&mut self) -> QueryResult<()> {
@@ -368,7 +387,7 @@ macro_rules! common_questions {
         fn finish(&mut self, key: Key<'_>, passed_ms: i64) -> QueryResult<bool> {
             let mine = statements::held_by(key.name, key.holder);
             let finished = statements::finished(passed_ms);
-            Ok(Write::update(super::Finish, finished, mine).execute(self)? == 1)
+            free(self, Write::update(super::Finish, finished, mine))
         }
 
         fn settle(&mut self, name: &str, slot_ms: i64) -> QueryResult<()> {
@@ -398,9 +417,10 @@ macro_rules! common_questions {
 
         fn force_release(&mut self, name: &str) -> QueryResult<bool> {
             let held = statements::named_and_live(name);
-            let rows =
-                Write::update(super::ForceRelease, statements::forced(), held).execute(self)?;
-            Ok(rows == 1)
+            free(
+                self,
+                Write::update(super::ForceRelease, statements::forced(), held),
+            )
         }
 
         fn read(&mut self, name: &str) -> QueryResult<Option<Row>> {

@@ -186,6 +186,14 @@ impl<Read, Conn> RunQueryDsl<Conn> for ReadNewest<Read> {}
 
 impl LeaseConnection for MysqlConnection {}
 
+/// Carries out what gives a name back. Whether there was such a row.
+fn free<W>(conn: &mut MysqlConnection, write: W) -> QueryResult<bool>
+where
+    W: QueryFragment<Mysql> + QueryId + RunQueryDsl<MysqlConnection>,
+{
+    Ok(write.execute(conn)? == 1)
+}
+
 impl Session for MysqlConnection {
     common_questions!();
 

@@ -11,10 +11,10 @@
 
 use std::time::Duration;
 
-use diesel::connection::{LoadConnection, TransactionManager};
+use diesel::connection::{LoadConnection, SimpleConnection, TransactionManager};
 use diesel::pg::{Pg, PgConnection};
 use diesel::prelude::*;
-use diesel::query_builder::{AstPass, QueryFragment};
+use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::sql_types::{Bool, Text};
 use diesel_migrations::MigrationHarness;
 
@@ -55,6 +55,9 @@ const PREPARE: &str = "SELECT set_config(name, value, false) FROM pg_settings JO
     ('idle_in_transaction_session_timeout', $2),
     ('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END)
     ) AS wanted (name, value) USING (name)";
+
+/// Where names are told that were given back.
+const CHANNEL: &str = "diesel_leases";
 
 /// One key for all databases of a server would do; advisory locks are per database anyway
 /// ([advisory locks]).
@@ -153,6 +156,54 @@ diesel::define_sql_function! {
 
 impl LeaseConnection for PgConnection {}
 
+/// Carries out what gives a name back, and tells those who listen when it commits ([NOTIFY]). Where the
+/// server cannot tell, it is carried out all the same.
+///
+/// [NOTIFY]: https://www.postgresql.org/docs/current/sql-notify.html
+fn free<W>(conn: &mut PgConnection, write: W) -> QueryResult<bool>
+where
+    W: QueryFragment<Pg> + QueryId + RunQueryDsl<PgConnection>,
+{
+    match Telling(&write).execute(conn) {
+        Ok(rows) => Ok(rows == 1),
+        Err(error) => match diesel::sql_query(CANNOT_TELL).get_result::<Answer>(conn) {
+            Ok(Answer { answer: true }) => Ok(write.execute(conn)? == 1),
+            _ => Err(error),
+        },
+    }
+}
+
+/// The queue of what is told is of a fixed size, and full where a session that listens does not come to
+/// take what is its.
+const CANNOT_TELL: &str = "SELECT pg_notification_queue_usage() > 0.9
+    OR NOT has_function_privilege('pg_notify(text, text)', 'EXECUTE') AS answer";
+
+#[derive(QueryableByName)]
+struct Answer {
+    #[diesel(sql_type = Bool)]
+    answer: bool,
+}
+
+/// A write that tells the name to those who listen.
+struct Telling<'a, W>(&'a W);
+
+impl<W: QueryFragment<Pg>> QueryFragment<Pg> for Telling<'_, W> {
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        self.0.walk_ast(out.reborrow())?;
+        out.push_sql(" RETURNING pg_notify('");
+        out.push_sql(CHANNEL);
+        out.push_sql("', \"name\")");
+        Ok(())
+    }
+}
+
+impl<W: QueryId> QueryId for Telling<'_, W> {
+    type QueryId = Telling<'static, W::QueryId>;
+    const HAS_STATIC_QUERY_ID: bool = W::HAS_STATIC_QUERY_ID;
+}
+
+impl<W> RunQueryDsl<PgConnection> for Telling<'_, W> {}
+
 impl Session for PgConnection {
     common_questions!();
 
@@ -178,6 +229,21 @@ impl Session for PgConnection {
         Write::upsert(super::Claim, first, next, only_free)
             .get_result(self)
             .optional()
+    }
+
+    fn tells_of_releases() -> bool {
+        true
+    }
+
+    fn listen(&mut self) -> QueryResult<()> {
+        self.batch_execute(&format!("LISTEN {CHANNEL}"))
+    }
+
+    fn heard(&mut self) -> QueryResult<Vec<String>> {
+        let notifications = self.notifications_iter();
+        notifications
+            .map(|told| told.map(|told| told.payload))
+            .collect()
     }
 
     /// A lock that a fence takes is none to a renewal, so a fenced row is not left out.

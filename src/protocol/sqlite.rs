@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use diesel::connection::{LoadConnection, SimpleConnection, TransactionManager};
 use diesel::prelude::*;
-use diesel::query_builder::{AstPass, QueryFragment};
+use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::sql_types::Text;
 use diesel::sqlite::{Sqlite, SqliteConnection};
 use diesel_migrations::MigrationHarness;
@@ -102,6 +102,14 @@ impl Engine for Sqlite {
 const BECOME_WRITER: &str = "UPDATE diesel_leases SET term = term WHERE 0";
 
 impl LeaseConnection for SqliteConnection {}
+
+/// Carries out what gives a name back. Whether there was such a row.
+fn free<W>(conn: &mut SqliteConnection, write: W) -> QueryResult<bool>
+where
+    W: QueryFragment<Sqlite> + QueryId + RunQueryDsl<SqliteConnection>,
+{
+    Ok(write.execute(conn)? == 1)
+}
 
 impl Session for SqliteConnection {
     common_questions!();

@@ -43,6 +43,7 @@ pub(crate) const LOCK: Duration = Duration::from_secs(1);
 pub(crate) struct Connector {
     connect: Connect,
     limits: Limits,
+    tells_of_releases: bool,
     /// Found out when a session is made: see [`Fencing`](crate::protocol::Fencing).
     has_snapshot_isolation: Arc<AtomicBool>,
 }
@@ -50,14 +51,13 @@ pub(crate) struct Connector {
 impl Connector {
     /// From a database URL, or the path of a SQLite file.
     pub(crate) fn from_url(url: &str, attempt: Duration) -> Result<Connector, Error> {
-        let connect = match url.split_once("://") {
-            Some(("postgres" | "postgresql", _)) => postgres::connect(url, attempt)?,
-            Some(("mysql", _)) => mysql::connect(url, attempt)?,
-            Some(("sqlite", path)) => sqlite::connect(path, attempt)?,
-            Some(_) => return Err(refused("the scheme is none of postgres, mysql and sqlite")),
-            None => sqlite::connect(url, attempt)?,
-        };
-        Ok(Connector::new(connect, attempt))
+        match url.split_once("://") {
+            Some(("postgres" | "postgresql", _)) => postgres::connect(url, attempt),
+            Some(("mysql", _)) => mysql::connect(url, attempt),
+            Some(("sqlite", path)) => sqlite::connect(path, attempt),
+            Some(_) => Err(refused("the scheme is none of postgres, mysql and sqlite")),
+            None => sqlite::connect(url, attempt),
+        }
     }
 
     pub(crate) fn from_manager<M>(manager: M, attempt: Duration) -> Connector
@@ -71,10 +71,11 @@ impl Connector {
                 &error.to_string(),
             ))),
         };
-        Connector::new(Arc::new(connect), attempt)
+        Connector::new::<M::Connection>(Arc::new(connect), attempt)
     }
 
-    pub(super) fn new(connect: Connect, attempt: Duration) -> Connector {
+    /// Of sessions that are such connections.
+    fn new<C: Session>(connect: Connect, attempt: Duration) -> Connector {
         let limits = Limits {
             // Half: what a claim that met a lock does next is within its bound too.
             lock: LOCK.min(attempt / 2),
@@ -83,6 +84,7 @@ impl Connector {
         Connector {
             connect,
             limits,
+            tells_of_releases: C::tells_of_releases(),
             has_snapshot_isolation: Arc::default(),
         }
     }
@@ -96,6 +98,19 @@ impl Connector {
         self.has_snapshot_isolation
             .store(has_snapshot_isolation, Ordering::Relaxed);
         Ok(session)
+    }
+
+    /// Whether a session can hear of names that are given back.
+    pub(super) fn tells_of_releases(&self) -> bool {
+        self.tells_of_releases
+    }
+
+    #[cfg(test)]
+    pub(super) fn telling(self, tells_of_releases: bool) -> Connector {
+        Connector {
+            tells_of_releases,
+            ..self
+        }
     }
 
     pub(super) fn has_snapshot_isolation(&self) -> bool {
@@ -117,12 +132,13 @@ fn refused(why: &str) -> Error {
     Error::Connect(ConnectionError::InvalidConnectionUrl(why.to_owned()))
 }
 
-fn establish<C: Connection + Session + 'static>(url: String) -> Connect {
+fn establish<C: Connection + Session + 'static>(url: String, attempt: Duration) -> Connector {
     let secrets = secrets(&url);
-    Arc::new(move || match C::establish(&url) {
+    let connect = move || match C::establish(&url) {
         Ok(connection) => Ok(Box::new(connection) as Box<dyn Session>),
         Err(error) => Err(without(&secrets, error)),
-    })
+    };
+    Connector::new::<C>(Arc::new(connect), attempt)
 }
 
 /// What must not be shown of a URL: its passwords, as they are written and as they are meant.

@@ -31,6 +31,7 @@ pub(crate) mod beside;
 pub(crate) mod claim;
 pub(crate) mod connect;
 pub(crate) mod line;
+mod listen;
 mod pool;
 pub(crate) mod queue;
 pub(crate) mod renewals;
@@ -40,6 +41,7 @@ pub(crate) mod testing;
 use claim::{Untaken, What};
 use connect::Connector;
 use line::{Failure, Line};
+use listen::Listening;
 use pool::Pool;
 use queue::Queues;
 use renewals::Renewals;
@@ -71,6 +73,7 @@ pub(crate) struct Store {
     connector: Connector,
     renewals: Renewals,
     queues: Arc<Queues>,
+    listening: Listening,
     /// A session that an earlier commit has locked a row with.
     spare: Mutex<Option<Box<dyn Session>>>,
     clock: Clock,
@@ -101,6 +104,7 @@ impl Store {
             connector,
             renewals: Renewals::default(),
             queues: Arc::default(),
+            listening: Listening::default(),
             spare: Mutex::new(None),
             clock,
             timings,

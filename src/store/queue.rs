@@ -43,6 +43,8 @@ pub(crate) enum Told {
     Free,
     /// The same, after others had their chance.
     FreeInAWhile,
+    /// The name may have been given back elsewhere.
+    Look,
 }
 
 /// The lines of a process for all names of one [`Store`](super::Store).
@@ -142,6 +144,22 @@ impl Queues {
         let unused = queue.is_unused().then(|| queues.remove(name));
         drop(queues);
         drop(unused);
+    }
+
+    /// Has those look who wait for a name of which `is_meant` is true.
+    pub(crate) fn look(&self, is_meant: impl Fn(&str) -> bool) {
+        let queues = self.0.lock();
+        for (name, queue) in queues.iter() {
+            if is_meant(name) {
+                for waiter in queue.line.front().into_iter().chain(&queue.candidates) {
+                    waiter.tell(Told::Look);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.0.lock().values().any(|queue| !queue.is_unused())
     }
 
     /// Takes a waiter out, and tells the one who is first now.

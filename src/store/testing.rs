@@ -54,16 +54,25 @@ impl World {
         World::with(Timings::default(), 2, spawn)
     }
 
+    /// On a database that says when a name is given back.
+    pub(crate) fn telling() -> World {
+        World::on(true, Timings::default(), 2, spawn)
+    }
+
     /// With one connection, so that the calls of a test come in one order.
     pub(crate) fn of_one_connection() -> World {
         World::with(Timings::default(), 1, spawn)
     }
 
     pub(crate) fn with(timings: Timings, connections: usize, spawn: Spawn) -> World {
+        World::on(false, timings, connections, spawn)
+    }
+
+    fn on(tells: bool, timings: Timings, connections: usize, spawn: Spawn) -> World {
         record_logs();
         timings.validate().unwrap();
         let clock = Clock::driven();
-        let database = Database::new(&clock);
+        let database = Database::new(&clock, tells);
         let (told, will_not_stop) = unbounded();
         let store = Store::new(
             database.connector(),
@@ -122,6 +131,7 @@ pub(crate) enum Ask {
     Read,
     IsLocked,
     HasTable,
+    Listen,
     Other,
 }
 
@@ -161,6 +171,7 @@ pub(crate) struct Database(Arc<Script>);
 struct Script {
     clock: Clock,
     start: Moment,
+    tells: bool,
     state: Mutex<State>,
 }
 
@@ -171,19 +182,41 @@ struct State {
     always: Vec<(Ask, Reply)>,
     term: i64,
     sessions: usize,
+    told: Vec<String>,
+    tells_nothing: bool,
 }
 
 impl Database {
-    pub(crate) fn new(clock: &Clock) -> Database {
+    pub(crate) fn new(clock: &Clock, tells: bool) -> Database {
         Database(Arc::new(Script {
             clock: clock.clone(),
             start: clock.now(),
+            tells,
             state: Mutex::default(),
         }))
     }
 
     pub(crate) fn connector(&self) -> Connector {
-        Connector::from_manager(self.clone(), Timings::default().attempt)
+        let connector = Connector::from_manager(self.clone(), Timings::default().attempt);
+        connector.telling(self.0.tells)
+    }
+
+    /// Those who listen are told of this name.
+    pub(crate) fn tell(&self, name: &str) {
+        self.0.state.lock().told.push(name.to_owned());
+    }
+
+    pub(crate) fn has_untold(&self) -> bool {
+        !self.0.state.lock().told.is_empty()
+    }
+
+    pub(crate) fn start(&self) -> Moment {
+        self.0.start
+    }
+
+    /// What those who listen are told cannot be had.
+    pub(crate) fn tell_nothing(&self, is_so: bool) {
+        self.0.state.lock().tells_nothing = is_so;
     }
 
     /// The next call of this kind for which nothing was said yet is answered so.
@@ -456,6 +489,18 @@ impl Session for Scripted {
 
     fn unlock(&mut self) -> QueryResult<()> {
         self.0.yes_or_no(Ask::Other, "").map(drop)
+    }
+
+    fn listen(&mut self) -> QueryResult<()> {
+        self.0.yes_or_no(Ask::Listen, "").map(drop)
+    }
+
+    fn heard(&mut self) -> QueryResult<Vec<String>> {
+        let mut state = self.0.0.state.lock();
+        if state.tells_nothing {
+            return Err(failure());
+        }
+        Ok(std::mem::take(&mut state.told))
     }
 
     fn cut_short(&mut self, _: &[&str]) -> QueryResult<Vec<(String, i64, i64)>> {

@@ -2,6 +2,7 @@
 
 mod clock;
 mod names;
+mod told;
 mod wait;
 
 use std::sync::Barrier;

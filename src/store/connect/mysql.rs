@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use diesel::mysql::MysqlConnection;
 
-use super::{Connect, establish};
+use super::{Connector, establish};
 use crate::error::Error;
 
-pub(super) fn connect(url: &str, _: Duration) -> Result<Connect, Error> {
-    Ok(establish::<MysqlConnection>(url.to_owned()))
+pub(super) fn connect(url: &str, attempt: Duration) -> Result<Connector, Error> {
+    Ok(establish::<MysqlConnection>(url.to_owned(), attempt))
 }

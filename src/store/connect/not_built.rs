@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use super::{Connect, refused};
+use super::{Connector, refused};
 use crate::error::Error;
 
-pub(super) fn connect(_: &str, _: Duration) -> Result<Connect, Error> {
+pub(super) fn connect(_: &str, _: Duration) -> Result<Connector, Error> {
     Err(refused(
         "support for this engine is not built in: see the crate's features",
     ))

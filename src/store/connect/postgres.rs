@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use diesel::pg::PgConnection;
 
-use super::{Connect, establish};
+use super::{Connector, establish};
 use crate::error::Error;
 
-pub(super) fn connect(url: &str, attempt: Duration) -> Result<Connect, Error> {
-    Ok(establish::<PgConnection>(self::url(url, attempt)))
+pub(super) fn connect(url: &str, attempt: Duration) -> Result<Connector, Error> {
+    Ok(establish::<PgConnection>(self::url(url, attempt), attempt))
 }
 
 /// `connect_timeout` and `keepalives_*` in seconds, `tcp_user_timeout` in milliseconds ([libpq]).

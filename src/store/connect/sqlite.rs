@@ -5,12 +5,12 @@ use std::time::Duration;
 use diesel::result::ConnectionError;
 use diesel::sqlite::SqliteConnection;
 
-use super::{Connect, establish, refused};
+use super::{Connector, establish, refused};
 use crate::error::Error;
 use crate::unsupported::Unsupported;
 
-pub(super) fn connect(path: &str, _: Duration) -> Result<Connect, Error> {
-    Ok(establish::<SqliteConnection>(self::path(path)?))
+pub(super) fn connect(path: &str, attempt: Duration) -> Result<Connector, Error> {
+    Ok(establish::<SqliteConnection>(self::path(path)?, attempt))
 }
 
 /// A SQLite path that every later connection finds again, whatever the working directory is then.

@@ -19,7 +19,7 @@ struct Scene {
 
 fn scene(size: usize) -> Scene {
     let clock = Clock::driven();
-    let database = Database::new(&clock);
+    let database = Database::new(&clock, false);
     let pool = Pool::new(database.connector(), clock.clone(), size);
     Scene {
         pool: Arc::new(pool),
