@@ -1,6 +1,8 @@
 //! Many threads that all want one name, in one process and in four: how often it changes hands, and how
 //! evenly. Beside the library the bare statements, by threads that each look every 10 ms.
 //!
+//! A turn is a claim; it is a hand-over when another thread had the name before.
+//!
 //! Each side runs in processes of its own, which begin at one word and say what each thread got.
 
 use std::env;
@@ -31,9 +33,9 @@ pub(crate) fn run(engine: &Engine, effort: Effort) -> Result<(), BoxError> {
     let facts = engine.facts()?;
     println!("\n{facts}; {} s each", time.as_secs());
     println!(
-        "                                 library                        bare, looking every 10 ms"
+        "                             library                                          bare, looking every 10 ms"
     );
-    println!("threads processes held       hand-overs/s busiest/slowest longest wait");
+    println!("threads processes held   hand-overs/s turns/s busiest/slowest longest wait");
     for processes in PROCESSES {
         for threads in THREADS {
             for hold in HOLD {
@@ -65,7 +67,8 @@ pub(crate) fn run(engine: &Engine, effort: Effort) -> Result<(), BoxError> {
                             ("threads", threads as f64),
                             ("processes", processes as f64),
                             ("hold_ms", hold.as_secs_f64() * 1e3),
-                            ("hand_overs_per_second", outcome.per_second),
+                            ("hand_overs_per_second", outcome.hand_overs),
+                            ("turns_per_second", outcome.turns),
                             ("busiest_to_slowest", outcome.unevenness),
                             ("longest_wait_ms", outcome.longest_wait.as_secs_f64() * 1e3),
                         ],
@@ -121,8 +124,8 @@ impl Part {
         Ok(child)
     }
 
-    /// Says `ready`, waits for a line, and says for each thread how often it had the name and how long it
-    /// waited at the most.
+    /// Says `ready`, waits for a line, and says for each thread how long it waited at the most and which
+    /// terms it had.
     pub(crate) fn play(&self) -> Result<(), BoxError> {
         let mut said = Vec::new();
         let turns = match self.side {
@@ -132,8 +135,10 @@ impl Part {
                     let leases = leases.clone();
                     Ok(move || {
                         let lease = leases.claim(NAME)?;
+                        let term = lease.term();
                         thread::sleep(self.hold);
-                        Ok(lease.release()?)
+                        lease.release()?;
+                        Ok(term)
                     })
                 })?
             }
@@ -142,8 +147,12 @@ impl Part {
                 self.contend(|number| self.looker(acts.clone(), number))?
             }
         };
-        for (count, longest) in turns {
-            writeln!(said, "{count} {}", longest.as_micros())?;
+        for Turns { longest, terms } in turns {
+            write!(said, "{}", longest.as_micros())?;
+            for term in terms {
+                write!(said, " {term}")?;
+            }
+            writeln!(said)?;
         }
         Ok(stdout().write_all(&said)?)
     }
@@ -160,27 +169,30 @@ impl Part {
         &self,
         mut acts: Acts,
         number: usize,
-    ) -> Result<impl FnMut() -> Result<(), BoxError> + use<'_>, BoxError> {
+    ) -> Result<impl FnMut() -> Result<u64, BoxError> + use<'_>, BoxError> {
         let engine = Engine::all(std::slice::from_ref(&self.engine))?.pop();
         let mut bare = engine.ok_or("no engine")?.connect_to(&self.url)?;
         let holder = format!("{:016x}{number:016x}", std::process::id());
         acts.for_lease(NAME, &holder, 0);
         Ok(move || {
-            while bare.claim(&acts)?.is_none() {
-                thread::sleep(POLL);
-            }
+            let term = loop {
+                match bare.claim(&acts)? {
+                    Some(term) => break term,
+                    None => thread::sleep(POLL),
+                }
+            };
             thread::sleep(self.hold);
             bare.release(&acts)?;
-            Ok(())
+            Ok(term.unsigned_abs())
         })
     }
 
     fn contend<A>(
         &self,
         prepare: impl Fn(usize) -> Result<A, BoxError> + Sync,
-    ) -> Result<Vec<(u64, Duration)>, BoxError>
+    ) -> Result<Vec<Turns>, BoxError>
     where
-        A: FnMut() -> Result<(), BoxError>,
+        A: FnMut() -> Result<u64, BoxError>,
     {
         let (begin, begins) = crossbeam_channel::bounded::<()>(0);
         let (ready, are_ready) = crossbeam_channel::bounded(self.threads);
@@ -195,15 +207,14 @@ impl Part {
                         let mut act = act?;
                         let _ = begins.recv();
                         let end = Instant::now() + self.time;
-                        let (mut count, mut longest) = (0, Duration::ZERO);
+                        let mut turns = Turns::default();
                         loop {
                             let start = Instant::now();
                             if start >= end {
-                                return Ok((count, longest));
+                                return Ok(turns);
                             }
-                            act()?;
-                            count += 1;
-                            longest = longest.max(start.elapsed());
+                            turns.terms.push(act()?);
+                            turns.longest = turns.longest.max(start.elapsed());
                         }
                     })
                 })
@@ -245,9 +256,17 @@ impl FromStr for Part {
     }
 }
 
+/// What one thread got.
+#[derive(Default)]
+struct Turns {
+    longest: Duration,
+    terms: Vec<u64>,
+}
+
 /// What all threads got.
 struct Outcome {
-    per_second: f64,
+    hand_overs: f64,
+    turns: f64,
     unevenness: f64,
     longest_wait: Duration,
 }
@@ -268,24 +287,38 @@ impl Outcome {
         for (child, _) in &mut children {
             child.stdin.as_mut().ok_or("no stdin")?.write_all(b"\n")?;
         }
-        let mut turns: Vec<(u64, u64)> = Vec::new();
+        let mut threads: Vec<Turns> = Vec::new();
         for (mut child, said) in children {
             for line in said.lines() {
                 let line = line?;
-                let (count, longest) = line.split_once(' ').ok_or("a count and a time")?;
-                turns.push((count.parse()?, longest.parse()?));
+                let mut numbers = line.split(' ').map(str::parse::<u64>);
+                let longest = numbers.next().ok_or("a time")??;
+                threads.push(Turns {
+                    longest: Duration::from_micros(longest),
+                    terms: numbers.collect::<Result<_, _>>()?,
+                });
             }
             child.wait()?;
         }
-        let counts = || turns.iter().map(|(count, _)| *count);
+        let counts = || threads.iter().map(|turns| turns.terms.len());
         let busiest = counts().max().unwrap_or(0) as f64;
         let slowest = counts().min().unwrap_or(0) as f64;
+        let mut turns: Vec<(u64, usize)> = Vec::new();
+        for (thread, had) in threads.iter().enumerate() {
+            turns.extend(had.terms.iter().map(|term| (*term, thread)));
+        }
+        turns.sort_unstable();
+        let passed_on = turns.windows(2).filter(|turns| turns[0].1 != turns[1].1);
+        let seconds = part.time.as_secs_f64();
         Ok(Outcome {
-            per_second: counts().sum::<u64>() as f64 / part.time.as_secs_f64(),
+            hand_overs: passed_on.count() as f64 / seconds,
+            turns: turns.len() as f64 / seconds,
             unevenness: busiest / slowest,
-            longest_wait: Duration::from_micros(
-                turns.iter().map(|(_, longest)| *longest).max().unwrap_or(0),
-            ),
+            longest_wait: threads
+                .iter()
+                .map(|turns| turns.longest)
+                .max()
+                .unwrap_or_default(),
         })
     }
 }
@@ -294,8 +327,9 @@ impl std::fmt::Display for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{:12.0} {:15.1} {:9.0} ms",
-            self.per_second,
+            "{:12.0} {:7.0} {:15.1} {:9.0} ms",
+            self.hand_overs,
+            self.turns,
             self.unevenness,
             self.longest_wait.as_secs_f64() * 1e3
         )

@@ -195,8 +195,8 @@ pub(crate) trait Session: Send {
     /// Whether the lease is still held.
     fn verify(&mut self, key: Key<'_>) -> QueryResult<bool>;
 
-    /// Whether the name was still this holder's, and now is free.
-    fn release(&mut self, key: Key<'_>) -> QueryResult<bool>;
+    /// Whether the name was still this holder's, and now is free. `tells`: those who listen are told.
+    fn release(&mut self, key: Key<'_>, tells: bool) -> QueryResult<bool>;
 
     /// Whether the name was held, and now is free with a higher term.
     fn force_release(&mut self, name: &str) -> QueryResult<bool>;
@@ -315,8 +315,13 @@ macro_rules! common_questions {
                 .load(self)
         }
 
-        fn release(&mut self, key: Key<'_>) -> QueryResult<bool> {
+        fn release(&mut self, key: Key<'_>, tells: bool) -> QueryResult<bool> {
             let mine = statements::held_by(key.name, key.holder);
+            if !tells {
+                let rows =
+                    Write::update(super::Release, statements::given_back(), mine).execute(self)?;
+                return Ok(rows == 1);
+            }
             free(
                 self,
                 Write::update(super::Release, statements::given_back(), mine),

@@ -50,7 +50,7 @@ pub(crate) enum Undo {
 impl Undo {
     fn ask(self, line: &mut Line, key: Key<'_>) -> Result<bool, Failure> {
         line.ask(|session| match self {
-            Undo::Name => session.release(key),
+            Undo::Name => session.release(key, true),
             Undo::Slot {
                 slot_ms,
                 unfinished_slot_ms,

@@ -203,20 +203,20 @@ impl Store {
         slot_ms: i64,
         passed_ms: i64,
     ) -> Result<bool, Error> {
-        let asked = tenure.clone();
-        let finished = self.call(Act::Finish, self.timings.give_back(), &[], move |line| {
+        let tenure = tenure.clone();
+        let free = self.free_when_dropped(tenure.name());
+        self.call(Act::Finish, self.timings.give_back(), &[], move |line| {
             let finished = if is_lost {
                 Ok(false)
             } else {
-                line.ask_to_change(|session| session.finish(asked.key(), passed_ms))
+                line.ask_to_change(|session| session.finish(tenure.key(), passed_ms))
             };
+            drop(free);
             if !matches!(finished, Ok(true)) {
-                line.ask(|session| session.settle(asked.name(), slot_ms))?;
+                line.ask(|session| session.settle(tenure.name(), slot_ms))?;
             }
             finished
-        });
-        self.queues.free(tenure.name(), self.clock.now());
-        finished
+        })
     }
 
     /// Whether the lease was still held and now is for another lease duration. Bounded by a moment, and
@@ -247,12 +247,13 @@ impl Store {
 
     /// Whether the name was still this holder's and now is free.
     pub(crate) fn release(&self, tenure: &Tenure) -> Result<bool, Error> {
-        let asked = tenure.clone();
-        let released = self.call(Act::Release, self.timings.give_back(), &[], move |line| {
-            release(line, &asked)
-        });
-        self.queues.free(tenure.name(), self.clock.now());
-        released
+        let tenure = tenure.clone();
+        let free = self.free_when_dropped(tenure.name());
+        self.call(Act::Release, self.timings.give_back(), &[], move |line| {
+            let released = release(line, &tenure);
+            drop(free);
+            released
+        })
     }
 
     /// Has a worker give it back by `ask`, if one can be had.
@@ -263,11 +264,11 @@ impl Store {
     ) {
         let (lease, term) = (tenure.name().to_owned(), tenure.term());
         let (tenure, instance) = (tenure.clone(), self.instance.clone());
-        let (queues, clock) = (Arc::clone(&self.queues), self.clock.clone());
+        let free = self.free_when_dropped(tenure.name());
         let told = self.pool.tell(self.timings.give_back(), move |line| {
             let (lease, term) = (tenure.name(), tenure.term());
             let released = ask(line, &tenure);
-            queues.free(lease, clock.now());
+            drop(free);
             match released.map_err(|failure| failure.into_error(Act::Release)) {
                 Ok(true) => log::debug!(lease, term, instance = instance.as_str(); "lease released"),
                 Ok(false) => log::warn!(lease, term, instance = instance.as_str(); "could not release the lease: it was lost before"),
@@ -276,6 +277,15 @@ impl Store {
         });
         if let Err(error) = told.map_err(Error::from) {
             log::warn!(lease = lease.as_str(), term, instance = self.instance.as_str(); "could not release the lease: {}", chain(&error));
+        }
+    }
+
+    /// For who gives a name back: those who wait for it here are told when it was tried.
+    fn free_when_dropped(&self, name: &str) -> FreeWhenDropped {
+        FreeWhenDropped {
+            queues: Arc::clone(&self.queues),
+            clock: self.clock.clone(),
+            name: name.to_owned(),
         }
     }
 
@@ -295,18 +305,16 @@ impl Store {
 
     /// Whether the name was held and now is free.
     pub(crate) fn force_release(&self, name: &str) -> Result<bool, Error> {
-        let asked = name.to_owned();
-        let forced = self.call(
-            Act::ForceRelease,
-            self.timings.attempt,
-            &[],
-            move |line| match line.ask_to_change(|session| session.force_release(&asked)) {
-                Err(Failure::Database(_)) if claim::is_locked(line, &asked) => Err(Failure::Locked),
+        let name = name.to_owned();
+        let free = self.free_when_dropped(&name);
+        self.call(Act::ForceRelease, self.timings.attempt, &[], move |line| {
+            let forced = line.ask_to_change(|session| session.force_release(&name));
+            drop(free);
+            match forced {
+                Err(Failure::Database(_)) if claim::is_locked(line, &name) => Err(Failure::Locked),
                 answer => answer,
-            },
-        );
-        self.queues.free(name, self.clock.now());
-        forced
+            }
+        })
     }
 
     pub(crate) fn migrate(&self) -> Result<(), Error> {
@@ -353,9 +361,24 @@ impl Store {
     }
 }
 
-/// Whether the name was still this holder's, and now is free.
+struct FreeWhenDropped {
+    queues: Arc<Queues>,
+    clock: Clock,
+    name: String,
+}
+
+impl Drop for FreeWhenDropped {
+    fn drop(&mut self) {
+        self.queues.free(&self.name, self.clock.now());
+    }
+}
+
+/// Whether the name was still this holder's, and now is free. Others are told, unless it passes on
+/// within this process.
 pub(crate) fn release(line: &mut Line, tenure: &Tenure) -> Result<bool, Failure> {
-    line.ask_to_change(|session| session.release(tenure.key()))
+    let store = tenure.store();
+    let passes_on = store.queues.passes_on(tenure.name(), store.clock.now());
+    line.ask_to_change(|session| session.release(tenure.key(), !passes_on))
 }
 
 /// Tries the clock and the upsert, which a server that only speaks the protocol may not have.

@@ -121,6 +121,15 @@ impl Queues {
         }
     }
 
+    /// Whether somebody here is to have the name next, before others have their chance.
+    pub(crate) fn passes_on(&self, name: &str, now: Moment) -> bool {
+        let queues = self.0.lock();
+        queues.get(name).is_some_and(|queue| {
+            let is_over = queue.turn.as_ref().is_some_and(|turn| now >= turn.until);
+            !queue.line.is_empty() && !is_over
+        })
+    }
+
     /// A lease of this process has ended: its name may be free.
     pub(crate) fn free(&self, name: &str, now: Moment) {
         let mut queues = self.0.lock();

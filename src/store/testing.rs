@@ -435,7 +435,7 @@ impl Session for Scripted {
         self.0.yes_or_no(Ask::Verify, key.holder)
     }
 
-    fn release(&mut self, key: Key<'_>) -> QueryResult<bool> {
+    fn release(&mut self, key: Key<'_>, _: bool) -> QueryResult<bool> {
         self.0.yes_or_no(Ask::Release, key.holder)
     }
 

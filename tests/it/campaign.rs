@@ -942,9 +942,10 @@ fn waiting_candidate_reads_once_in_a_poll_and_writes_nothing(engine: Engine) {
     let sent: Vec<_> = statements
         .take()
         .into_iter()
-        .filter(|sent| sent.contains("diesel_leases"))
+        .filter(|sent| sent.contains("diesel_leases") && !sent.starts_with("LISTEN"))
         .collect();
-    let most = start.elapsed().as_millis() / POLL.as_millis() + 1;
+    // A poll is up to a quarter shorter, at random.
+    let most = start.elapsed().as_millis() / (POLL * 3 / 4).as_millis() + 1;
     assert!(
         !sent.is_empty() && sent.len() as u128 <= most,
         "{}",

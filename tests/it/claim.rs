@@ -391,7 +391,7 @@ fn a_record_says_what_the_row_says(engine: Engine) {
         left <= lease_length && left > lease_length - LONG.min(lease_length),
         "{left:?}"
     );
-    thread::sleep(Duration::from_millis(20));
+    thread::sleep(Duration::from_millis(300));
     let later = reader
         .inspect("name")
         .unwrap()

@@ -64,6 +64,10 @@ const FORCE_RELEASE: &str = "UPDATE `diesel_leases` SET `holder` = ?, `instance`
     `term` = (`diesel_leases`.`term` + ?), `expires_at_ms` = ? \
     WHERE ((`diesel_leases`.`name` = ?) AND (`diesel_leases`.`expires_at_ms` > NOW))";
 
+/// What tells those who listen, on PostgreSQL, and what they listen by.
+const TELLING: &str = " RETURNING pg_notify('diesel_leases', `name`)";
+const LISTEN: &str = "LISTEN diesel_leases";
+
 /// A statement in an engine's words.
 fn in_words_of(engine: Engine, statement: &str) -> String {
     let now = match engine {
@@ -97,7 +101,15 @@ struct Statements {
 
 impl Statements {
     fn of(engine: Engine) -> Statements {
-        let words = |statement| in_words_of(engine, statement);
+        let words = |statement: &str| in_words_of(engine, statement);
+        let freeing = |statement: &str| {
+            let telling = if engine == Engine::Postgres {
+                TELLING
+            } else {
+                ""
+            };
+            words(&format!("{statement}{telling}"))
+        };
         Statements {
             claim: if engine.is_mysql_like() {
                 vec![words(CLAIM_MYSQL), words(READ)]
@@ -108,8 +120,8 @@ impl Statements {
             list: words(LIST),
             renew: words(RENEW),
             verify: words(VERIFY),
-            release: words(RELEASE),
-            force_release: words(FORCE_RELEASE),
+            release: freeing(RELEASE),
+            force_release: freeing(FORCE_RELEASE),
         }
     }
 }
@@ -226,6 +238,13 @@ fn what_is_known_locally_is_not_asked(engine: Engine) {
     assert_eq!(watch.take_ran(), [Statements::of(engine).read]);
 }
 
+/// What was sent since, but for what makes a session and has it listen.
+fn by_who_waits(watch: &Watch) -> Vec<String> {
+    let mut ran = watch.take_ran();
+    ran.retain(|ran| ran.contains("diesel_leases") && ran != LISTEN);
+    ran
+}
+
 fn a_waiter_reads_and_writes_nothing(engine: Engine) {
     let database = Database::create(engine);
     let often = Timings {
@@ -240,7 +259,7 @@ fn a_waiter_reads_and_writes_nothing(engine: Engine) {
 
     let timeout = often.renew * 4;
     assert!(leases.claim_timeout("name", timeout).unwrap().is_none());
-    let ran = watch.take_ran();
+    let ran = by_who_waits(&watch);
     let (first, rest) = ran.split_at(expected.claim.len());
     assert_eq!(first, expected.claim);
     assert!(!rest.is_empty(), "it looks");
@@ -251,12 +270,12 @@ fn a_waiter_reads_and_writes_nothing(engine: Engine) {
 
     let waiter = thread::spawn(move || leases.claim_timeout("name", LONG).unwrap());
     eventually(LONG, "it waits", || {
-        watch.take_ran().last() == Some(&expected.read)
+        by_who_waits(&watch).last() == Some(&expected.read)
     });
     lease.release().unwrap();
     let claimed = waiter.join().unwrap().expect("a free name");
     assert_eq!(claimed.term(), 2);
-    let ran = watch.take_ran();
+    let ran = by_who_waits(&watch);
     let (reads, last) = ran.split_at(ran.len() - expected.claim.len());
     assert_eq!(last, expected.claim);
     assert!(reads.iter().all(|ran| *ran == expected.read), "{reads:#?}");
@@ -274,8 +293,7 @@ fn of_the_waiters_of_a_process_one_asks(engine: Engine) {
             scope.spawn(|| assert!(leases.claim_timeout("name", timeout).unwrap().is_none()));
         }
     });
-    let (reads, claims): (Vec<_>, Vec<_>) = watch
-        .take_ran()
+    let (reads, claims): (Vec<_>, Vec<_>) = by_who_waits(&watch)
         .into_iter()
         .partition(|ran| *ran == expected.read);
     // The first one looks after 10, 20, 40 ms and so on. When it leaves, the next one is the first.

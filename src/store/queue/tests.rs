@@ -117,6 +117,21 @@ fn a_turn_ends_so_that_others_come_to_the_name() {
     assert_eq!(told, Told::FreeInAWhile);
 }
 
+#[test]
+fn a_name_passes_on_here_until_the_turn_is_over() {
+    let (queues, clock) = line();
+    let passes_on = || queues.passes_on(NAME, clock.now());
+    assert!(!passes_on());
+    let _candidate = queues.listen(NAME);
+    assert!(!passes_on());
+    let [first, _second] = [(); 2].map(|()| queues.join(NAME));
+    first.won(1, clock.now());
+    assert!(passes_on());
+    assert!(!queues.passes_on("another", clock.now()));
+    clock.advance(SHORTEST_TURN);
+    assert!(!passes_on());
+}
+
 fn row(term: i64, expires_in_ms: i64) -> Row {
     Row {
         name: NAME.to_owned(),
