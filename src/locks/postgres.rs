@@ -20,12 +20,12 @@ use crate::timings::whole_millis;
 use crate::unsupported::Unsupported;
 
 /// Settings that a server does not know are left out.
-const PREPARE: &str = "SELECT set_config(name, value, false) FROM pg_settings JOIN (VALUES
+const PREPARE: &str = "SELECT set_config(name, value, false) FROM (VALUES
     ('statement_timeout', '0'),
     ('idle_session_timeout', '0'),
     ('idle_in_transaction_session_timeout', '0'),
     ('transaction_timeout', '0')
-    ) AS wanted (name, value) USING (name)";
+    ) AS wanted (name, value) WHERE current_setting(name, true) IS NOT NULL";
 
 const SESSION: &str = "SELECT pg_backend_pid() AS pid";
 const LIMIT_WAIT: &str = "SELECT set_config('lock_timeout', $1, false)";

@@ -46,7 +46,7 @@ impl QueryFragment<Pg> for OrUpdate {
 /// Settings that a server does not know are left out. What the server keeps for a commit is raised
 /// to its default and never lowered: a claim that a crash undoes could be granted twice with one
 /// term.
-const PREPARE: &str = "SELECT set_config(name, value, false) FROM pg_settings JOIN (VALUES
+const PREPARE: &str = "SELECT set_config(name, value, false) FROM (VALUES
     ('default_transaction_isolation', 'read committed'),
     ('default_transaction_deferrable', 'off'),
     ('lock_timeout', $1),
@@ -54,7 +54,7 @@ const PREPARE: &str = "SELECT set_config(name, value, false) FROM pg_settings JO
     ('idle_session_timeout', '0'),
     ('idle_in_transaction_session_timeout', $2),
     ('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END)
-    ) AS wanted (name, value) USING (name)";
+    ) AS wanted (name, value) WHERE current_setting(name, true) IS NOT NULL";
 
 /// Where names are told that were given back.
 const CHANNEL: &str = "diesel_leases";
