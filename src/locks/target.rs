@@ -18,6 +18,7 @@ pub(super) struct Target {
     url: String,
     secrets: Vec<String>,
     engine: Engine,
+    #[allow(dead_code, reason = "for MySQL")]
     scope: LockScope,
 }
 
@@ -69,10 +70,12 @@ impl Target {
             .map_err(|error| LockError::Connect(Arc::new(without(&self.secrets, error))))
     }
 
+    #[allow(dead_code, reason = "for SQLite")]
     pub(super) fn path(&self) -> &str {
         &self.url
     }
 
+    #[allow(dead_code, reason = "for MySQL")]
     pub(super) fn scope(&self) -> LockScope {
         self.scope
     }

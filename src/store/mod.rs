@@ -64,6 +64,7 @@ pub(crate) fn spawn(builder: thread::Builder, work: Box<dyn FnOnce() + Send>) ->
 pub(crate) enum Cancel {
     OnStop,
     /// Its answer is waited for, within its bound.
+    #[allow(dead_code, reason = "for the scheduler")]
     Never,
 }
 
