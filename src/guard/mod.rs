@@ -69,6 +69,10 @@
 //! | the lease in another database | 1 there | 2 or 3 there, and a connection the first time |
 //! | no tenure entered | 0 | 0 |
 //!
+//! On MySQL and MariaDB a guarded connection saves two again: its COMMIT under a tenure is kept prepared,
+//! where Diesel's is three round trips, since it allows several statements in one before it and forbids
+//! that after it. The events of Diesel's instrumentation are the same.
+//!
 //! # What the role of the application needs
 //!
 //! `SELECT` on `diesel_leases`, and the right to lock its rows: `UPDATE` on PostgreSQL
@@ -304,9 +308,14 @@ where
     Ok(())
 }
 
-/// Commits, fenced for `tenures`. On an error the transaction is rolled back, unless the error is
-/// [`CommitUnknown`].
-pub(crate) fn commit<C>(conn: &mut C, tenures: &mut [Guarded], read_only: bool) -> QueryResult<()>
+/// Commits with `close`, fenced for `tenures`. On an error the transaction is rolled back, unless the
+/// error is [`CommitUnknown`].
+pub(crate) fn commit<C>(
+    conn: &mut C,
+    tenures: &mut [Guarded],
+    read_only: bool,
+    close: impl FnOnce(&mut C) -> QueryResult<()>,
+) -> QueryResult<()>
 where
     C: LoadConnection,
     C::Backend: Engine,
@@ -332,8 +341,7 @@ where
             return Err(error);
         }
     };
-    let committed = C::TransactionManager::commit_transaction(conn)
-        .map_err(|error| committed_or_not(conn, error));
+    let committed = close(conn).map_err(|error| committed_or_not(conn, error));
     let ended = fences
         .into_iter()
         .map(Beside::end)
@@ -659,7 +667,10 @@ impl Tenure {
             C::TransactionManager::begin_transaction,
         )?;
         let _open = Open::note();
-        run(conn, work, |conn| commit(conn, &mut tenures, false))
+        run(conn, work, |conn| {
+            let close = C::TransactionManager::commit_transaction;
+            commit(conn, &mut tenures, false, close)
+        })
     }
 
     /// Fences the transaction that is open on `conn`: make it the last statement before its COMMIT.

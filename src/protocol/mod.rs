@@ -97,6 +97,9 @@ pub(crate) trait Engine: Backend {
     /// statements after it would commit one by one.
     const ENDS_BEHIND_ERRORS: bool;
 
+    /// Whether a COMMIT that is kept prepared is fewer round trips than that of Diesel's manager.
+    const PREPARES_COMMIT: bool;
+
     /// Whether the lease is still held.
     fn verify<C>(conn: &mut C, key: Key<'_>) -> QueryResult<bool>
     where

@@ -98,6 +98,8 @@ impl LeaseBackend for Mysql {}
 impl Engine for Mysql {
     const ONE_WRITER: bool = false;
     const ENDS_BEHIND_ERRORS: bool = true;
+    /// Diesel allows several statements in one before it, and forbids that after it: three round trips.
+    const PREPARES_COMMIT: bool = true;
 
     common_engine!(mysql);
 

@@ -70,6 +70,7 @@ impl LeaseBackend for Pg {}
 impl Engine for Pg {
     const ONE_WRITER: bool = false;
     const ENDS_BEHIND_ERRORS: bool = false;
+    const PREPARES_COMMIT: bool = false;
 
     common_engine!(postgres);
 

@@ -58,6 +58,7 @@ impl LeaseBackend for Sqlite {}
 impl Engine for Sqlite {
     const ONE_WRITER: bool = true;
     const ENDS_BEHIND_ERRORS: bool = false;
+    const PREPARES_COMMIT: bool = false;
 
     common_engine!(sqlite);
 
