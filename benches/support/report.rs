@@ -61,7 +61,11 @@ pub(crate) fn json(texts: &[(&str, &str)], numbers: &[(&str, f64)]) {
         let _ = write!(line, ",\"{key}\":\"{value}\"");
     }
     for (key, value) in numbers {
-        let _ = write!(line, ",\"{key}\":{value:.3}");
+        let _ = match value.is_finite() {
+            true => write!(line, ",\"{key}\":{value:.3}"),
+            // JSON has no other word for it.
+            false => write!(line, ",\"{key}\":null"),
+        };
     }
     println!("{{{}}}", line.trim_start_matches(','));
 }
