@@ -93,7 +93,8 @@ fn many_leases_need_few_statements(engine: Engine) {
         updates < 0.6 * MANY as f64 * intervals,
         "{counts:?} in {intervals}"
     );
-    assert!(sent.len() as f64 <= 2.0 * updates + 2.0, "{counts:?}");
+    // A session that is made meanwhile is set up by a few.
+    assert!(sent.len() as f64 <= 2.0 * updates + 10.0, "{counts:?}");
     assert_all_held(&held);
 }
 

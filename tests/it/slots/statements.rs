@@ -50,6 +50,9 @@ const FINISH: &str = "UPDATE `diesel_leases` SET `slot_ms` = \
     ELSE (`diesel_leases`.`slot_ms`) END, `unfinished_slot_ms` = ?, `expires_at_ms` = ? \
     WHERE ((`diesel_leases`.`name` = ?) AND (`diesel_leases`.`holder` = ?))";
 
+/// PostgreSQL tells those who wait that the name is free.
+const TELLING: &str = "RETURNING pg_notify('diesel_leases', `name`)";
+
 const SETTLE: &str = "UPDATE `diesel_leases` SET `unfinished_slot_ms` = ? \
     WHERE ((`diesel_leases`.`name` = ?) AND (`diesel_leases`.`unfinished_slot_ms` = ?))";
 
@@ -127,6 +130,11 @@ fn an_act_is_its_statements(engine: Engine) {
     } else {
         FIRST
     };
+    let finish = if engine == Engine::Postgres {
+        format!("{FINISH} {TELLING}")
+    } else {
+        FINISH.to_owned()
+    };
     let (database, others) = migrated(engine);
     let mut raw = database.connect();
     let (sent, leases) = Sent::by_leases_in(&database);
@@ -136,7 +144,7 @@ fn an_act_is_its_statements(engine: Engine) {
     refused(leases.try_claim_slot(JOB, minute(2)));
     sent.are(&[READ]);
     lease.finish(Some(minute(2))).unwrap();
-    sent.are(&[FINISH]);
+    sent.are(&[&finish]);
     refused(leases.try_claim_slot(JOB, minute(2)));
     sent.are(&[READ]);
 
@@ -153,7 +161,7 @@ fn an_act_is_its_statements(engine: Engine) {
 
     // Another's by now.
     is_lost(lease.finish(None));
-    sent.are(&[FINISH, SETTLE]);
+    sent.are(&[&finish, SETTLE]);
     // Known to be lost.
     raw.take_over(JOB);
     is_lost(second.renew());
